@@ -1,0 +1,313 @@
+/* attention.c - K and V into their blocks, and attention over spans of them.
+ *
+ * One task is (sequence, KV head, tile of queries); its rows are the tile's queries times the
+ * query heads of the group, so K and V are read once per group. A task walks the spans in order,
+ * in tiles of KEYS counted from each span's start, with one running softmax per row:
+ *
+ *     s = q k^T, masked by rule      m' = max(m, max s)      p = exp(s - m')
+ *     acc = acc e^(m - m') + p v     sum = sum e^(m - m') + sum p     mass likewise, counted keys
+ *
+ * No array of queries x keys exists beyond one tile. The order of a row's sums follows from the
+ * spans alone: not from the tile of queries it stands in, not from batch or threads.
+ */
+#include "cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { KEYS = 64, QUERY_ROWS = 64 };
+
+/* ---- appending ---- */
+
+typedef struct append_job {
+    const kvc_stream *s;
+    const float *k, *v;
+    size_t ld, head_dim;
+    int n_kv_heads;
+    const kvc_append *items;
+    _Atomic bool finite;
+} append_job;
+
+static void append_item(void *context, size_t chunk, int worker) {
+    (void)worker;
+    append_job *job = context;
+    const kvc_append *item = &job->items[chunk];
+    size_t element = kvc_dtype_bytes(item->dtype);
+    bool (*convert)(void *, const float *, size_t) = job->s->kernels->from_f32[item->dtype];
+    for (int h = 0; h < job->n_kv_heads; h++) {
+        size_t to = ((size_t)h * item->head_stride + item->at * job->head_dim) * element;
+        char *k = (char *)cpu_address(job->s, item->k) + to;
+        char *v = (char *)cpu_address(job->s, item->v) + to;
+        for (size_t i = 0; i < item->n; i++) {
+            size_t from = (item->row + i) * job->ld + (size_t)h * job->head_dim;
+            size_t at = i * job->head_dim * element;
+            if (!convert(k + at, job->k + from, job->head_dim)) job->finite = false;
+            if (!convert(v + at, job->v + from, job->head_dim)) job->finite = false;
+        }
+    }
+}
+
+kvc_status cpu_kv_append(kvc_stream *s, kvc_mem k, kvc_mem v, size_t ld, int n_kv_heads,
+                         int head_dim, const kvc_append *items, size_t n_items, kvc_error *err) {
+    append_job job = {.s = s,
+                      .k = cpu_address(s, k),
+                      .v = cpu_address(s, v),
+                      .ld = ld,
+                      .head_dim = (size_t)head_dim,
+                      .n_kv_heads = n_kv_heads,
+                      .items = items,
+                      .finite = true};
+    kvc_status status = cpu_parallel(s, append_item, &job, n_items, err);
+    if (!status && !job.finite) {
+        return kvc_fail(err, KVC_ERROR_NUMERIC, "keys or values that are not finite");
+    }
+    return status;
+}
+
+/* ---- attention ---- */
+
+typedef struct attention_job {
+    kvc_stream *s;
+    const kvc_attention *a;
+    size_t group;      /* query heads per KV head */
+    size_t tile;       /* queries per task */
+    size_t rows;       /* of a full task: tile * group */
+    size_t width;      /* head_dim rounded up to a panel */
+    size_t n_tiles;    /* of queries, over all items */
+} attention_job;
+
+/* One task's view of its scratch and of the job. */
+typedef struct task {
+    const attention_job *job;
+    const kvc_attention_item *item;
+    size_t first, n;   /* queries of the item */
+    size_t n_rows;     /* n * group */
+    size_t kv_head;
+    float *q;          /* [rows, head_dim], times scale */
+    float *turned;     /* [rows, head_dim], q as a span with an offset sees it */
+    float *acc;        /* [rows, width] */
+    float *scores;     /* [rows, KEYS] */
+    float *keys;       /* [head_dim, KEYS] */
+    float *values;     /* [KEYS, width] */
+    float *most, *sum, *mass; /* [rows] */
+} task;
+
+static size_t scratch_floats(const attention_job *job) {
+    size_t dim = (size_t)job->a->head_dim;
+    return job->rows * (2 * dim + job->width + KEYS + 3) + KEYS * (dim + job->width) + 9 * 16;
+}
+
+static float *take(float **from, size_t floats) {
+    float *p = *from;
+    *from += (floats + 15) / 16 * 16;
+    return p;
+}
+
+static void load_queries(task *t) {
+    const kvc_attention *a = t->job->a;
+    size_t dim = (size_t)a->head_dim, group = t->job->group;
+    const float *q = cpu_address(t->job->s, a->q);
+    for (size_t i = 0; i < t->n; i++) {
+        const float *from =
+            q + (t->item->row + t->first + i) * a->q_ld + t->kv_head * group * dim;
+        t->job->s->kernels->scaled_copy(t->q + i * group * dim, from, group * dim, a->scale);
+    }
+    for (size_t r = 0; r < t->n_rows; r++) {
+        t->most[r] = -INFINITY;
+        t->sum[r] = t->mass[r] = 0;
+    }
+    memset(t->acc, 0, t->n_rows * t->job->width * sizeof(float));
+}
+
+static void turn_queries(task *t, const float *turn) {
+    size_t dim = (size_t)t->job->a->head_dim, half = (size_t)t->job->a->rotary_dim / 2;
+    memcpy(t->turned, t->q, t->n_rows * dim * sizeof(float));
+    for (size_t r = 0; r < t->n_rows; r++) {
+        float *x = t->turned + r * dim;
+        t->job->s->kernels->rotate(x, x + half, turn, turn + half, half);
+    }
+}
+
+/* What query i of the task may see of a tile: columns [from, to) of its n keys. `own` is the index
+ * of the tile's first key among the own keys, or -1 for given keys. */
+typedef struct visible {
+    size_t from, to;
+} visible;
+
+static visible visible_columns(const task *t, size_t i, const kvc_span *span, size_t key,
+                               int64_t own, size_t n) {
+    const kvc_attention_item *item = t->item;
+    visible see = {0, n};
+    if (own >= 0) {
+        int64_t last = (int64_t)(item->own_first + t->first + i + item->slack) - own;
+        see.to = last < 0 ? 0 : (uint64_t)last + 1 < n ? (size_t)last + 1 : n;
+    }
+    if (t->job->a->window) {
+        int64_t q_pos = item->position + (int64_t)(t->first + i);
+        int64_t hidden = q_pos - t->job->a->window - (span->position + (int64_t)key) + 1;
+        if (hidden > 0) see.from = (uint64_t)hidden < see.to ? (size_t)hidden : see.to;
+    }
+    return see;
+}
+
+static bool tile_is_hidden(const task *t, const kvc_span *span, size_t key, int64_t own, size_t n) {
+    if (t->job->a->soft) return false;
+    visible last = visible_columns(t, t->n - 1, span, key, own, n);
+    visible first = visible_columns(t, 0, span, key, own, n);
+    return last.to == 0 || first.from == n;
+}
+
+static void mask_scores(task *t, const kvc_span *span, size_t key, int64_t own, size_t n) {
+    bool soft = t->job->a->soft;
+    for (size_t i = 0; i < t->n; i++) {
+        visible see = visible_columns(t, i, span, key, own, n);
+        if (!soft && see.from == 0 && see.to == n) continue;
+        for (size_t g = 0; g < t->job->group; g++) {
+            float *s = t->scores + (i * t->job->group + g) * KEYS;
+            for (size_t j = 0; j < n; j++) {
+                bool sees = j >= see.from && j < see.to;
+                if (soft) s[j] += sees ? 1.0f : 0.0f;
+                else if (!sees) s[j] = -INFINITY;
+            }
+        }
+    }
+}
+
+/* Folds the tile's scores into the running softmax and leaves p in their place. */
+static void soften(task *t, size_t n, size_t counted_from) {
+    const cpu_kernels *kernels = t->job->s->kernels;
+    for (size_t r = 0; r < t->n_rows; r++) {
+        float *s = t->scores + r * KEYS;
+        float most = kernels->max(s, n);
+        if (most < t->most[r]) most = t->most[r];
+        if (most == -INFINITY) { /* nothing visible yet */
+            memset(s, 0, n * sizeof *s);
+            continue;
+        }
+        if (most > t->most[r]) {
+            float shrink = expf(t->most[r] - most);
+            t->sum[r] *= shrink;
+            t->mass[r] *= shrink;
+            kernels->scale(t->acc + r * t->job->width, t->job->width, shrink);
+            t->most[r] = most;
+        }
+        float total = kernels->exp_sum(s, n, most);
+        t->sum[r] += total;
+        if (counted_from == 0) t->mass[r] += total;
+        else if (counted_from < n) t->mass[r] += kernels->sum(s + counted_from, n - counted_from);
+    }
+}
+
+static void add_values(task *t, const kvc_span *span, size_t key, size_t n) {
+    const cpu_kernels *kernels = t->job->s->kernels;
+    size_t dim = (size_t)t->job->a->head_dim, width = t->job->width;
+    const char *v = (char *)cpu_address(t->job->s, span->v) +
+                    (t->kv_head * span->head_stride + key * dim) * kvc_dtype_bytes(span->dtype);
+    const float *values = (const float *)v;
+    if (span->dtype != KVC_F32 || width != dim) {
+        values = t->values;
+        for (size_t j = 0; j < n; j++) {
+            float *to = t->values + j * width;
+            kernels->to_f32[span->dtype](to, v + j * dim * kvc_dtype_bytes(span->dtype), dim);
+            memset(to + dim, 0, (width - dim) * sizeof(float));
+        }
+    }
+    kernels->gemm[KVC_F32](t->acc, width, t->scores, KEYS, values, width, KVC_PANEL, t->n_rows,
+                           width / KVC_PANEL, n, true);
+}
+
+static void walk_span(task *t, const kvc_span *span, int64_t own) {
+    const cpu_kernels *kernels = t->job->s->kernels;
+    size_t dim = (size_t)t->job->a->head_dim;
+    const float *q = t->q;
+    if (span->turn) {
+        turn_queries(t, span->turn);
+        q = t->turned;
+    }
+    for (size_t key = 0; key < span->n; key += KEYS) {
+        size_t n = span->n - key < KEYS ? span->n - key : KEYS;
+        int64_t tile_own = own < 0 ? -1 : own + (int64_t)key;
+        if (tile_is_hidden(t, span, key, tile_own, n)) continue;
+        const char *k = (char *)cpu_address(t->job->s, span->k) +
+                        (t->kv_head * span->head_stride + key * dim) * kvc_dtype_bytes(span->dtype);
+        kernels->transpose[span->dtype](t->keys, KEYS, k, dim, n, dim);
+        kernels->gemm[KVC_F32](t->scores, KEYS, q, dim, t->keys, KEYS, KVC_PANEL, t->n_rows,
+                               kvc_panel_round(n) / KVC_PANEL, dim, false);
+        mask_scores(t, span, key, tile_own, n);
+        size_t counted = own >= 0 ? n : span->mass_from > key ? span->mass_from - key : 0;
+        soften(t, n, counted);
+        if (t->job->a->out.buffer) add_values(t, span, key, n);
+    }
+}
+
+static void store_results(const task *t) {
+    const kvc_attention *a = t->job->a;
+    size_t dim = (size_t)a->head_dim, group = t->job->group;
+    for (size_t r = 0; r < t->n_rows; r++) {
+        size_t row = t->item->row + t->first + r / group;
+        size_t head = t->kv_head * group + r % group;
+        float share = t->sum[r] > 0 ? 1.0f / t->sum[r] : t->sum[r]; /* NaN passes through */
+        if (a->out.buffer) {
+            float *to = (float *)cpu_address(t->job->s, a->out) + row * a->out_ld + head * dim;
+            t->job->s->kernels->scaled_copy(to, t->acc + r * t->job->width, dim, share);
+        }
+        if (a->mass.buffer) {
+            float *mass = cpu_address(t->job->s, a->mass);
+            mass[row * (size_t)a->n_heads + head] = t->mass[r] * share;
+        }
+    }
+}
+
+/* Which queries a task has: tiles are counted over items, the last tile of an item first, since
+ * causal tiles grow with their place and long tasks should start early. */
+static void find_tile(const attention_job *job, size_t tile, task *t) {
+    const kvc_attention_item *item = job->a->items;
+    size_t n_tiles = (item->n + job->tile - 1) / job->tile;
+    while (tile >= n_tiles) {
+        tile -= n_tiles;
+        item++;
+        n_tiles = (item->n + job->tile - 1) / job->tile;
+    }
+    t->item = item;
+    t->first = (n_tiles - 1 - tile) * job->tile;
+    t->n = item->n - t->first < job->tile ? item->n - t->first : job->tile;
+}
+
+static void attention_task(void *context, size_t chunk, int worker) {
+    const attention_job *job = context;
+    size_t dim = (size_t)job->a->head_dim, n_kv_heads = (size_t)job->a->n_kv_heads;
+    task t = {.job = job, .kv_head = chunk % n_kv_heads};
+    find_tile(job, chunk / n_kv_heads, &t);
+    t.n_rows = t.n * job->group;
+    float *scratch = job->s->scratch + (size_t)worker * job->s->scratch_floats;
+    t.q = take(&scratch, job->rows * dim);
+    t.turned = take(&scratch, job->rows * dim);
+    t.acc = take(&scratch, job->rows * job->width);
+    t.scores = take(&scratch, job->rows * KEYS);
+    t.keys = take(&scratch, dim * KEYS);
+    t.values = take(&scratch, KEYS * job->width);
+    t.most = take(&scratch, job->rows);
+    t.sum = take(&scratch, job->rows);
+    t.mass = take(&scratch, job->rows);
+    load_queries(&t);
+    int64_t own = 0;
+    for (size_t i = 0; i < t.item->n_given + t.item->n_own; i++) {
+        const kvc_span *span = &t.item->spans[i];
+        walk_span(&t, span, i < t.item->n_given ? -1 : own);
+        if (i >= t.item->n_given) own += (int64_t)span->n;
+    }
+    store_results(&t);
+}
+
+kvc_status cpu_attention(kvc_stream *s, const kvc_attention *a, kvc_error *err) {
+    attention_job job = {.s = s, .a = a, .group = (size_t)(a->n_heads / a->n_kv_heads)};
+    job.tile = job.group < QUERY_ROWS ? QUERY_ROWS / job.group : 1;
+    job.rows = job.tile * job.group;
+    job.width = kvc_panel_round((size_t)a->head_dim);
+    for (size_t i = 0; i < a->n_items; i++) {
+        job.n_tiles += (a->items[i].n + job.tile - 1) / job.tile;
+    }
+    kvc_status status = cpu_scratch(s, scratch_floats(&job), err);
+    if (status) return status;
+    return cpu_parallel(s, attention_task, &job, job.n_tiles * (size_t)a->n_kv_heads, err);
+}

@@ -1,0 +1,49 @@
+/* kernels.h - the arithmetic of the CPU backend: one table of functions per instruction set.
+ *
+ * kernels_body.h holds the one source of them, written in the compiler's portable vectors; it is
+ * compiled once plain, once for AVX2 and once for AVX-512 (kernels_*.c), and the best table the
+ * processor supports is taken at run time. KVCOMM_CPU=portable|avx2|avx512 asks for a lesser one.
+ * Functions here know no stream and no thread; every sum has an order fixed by its length alone.
+ */
+#ifndef KVC_CPU_KERNELS_H
+#define KVC_CPU_KERNELS_H
+
+#include "kvcomm.h"
+
+typedef struct cpu_kernels {
+    const char *name;
+    /* c [m, 16 * n_panels] (row stride ldc) = a [m, k] (row stride lda) x b, or += when add.
+     * Element (depth, panel, lane) of b stands at panel * b_panel + depth * b_step + lane. Each
+     * output is one chain over k from zero, then one addition to c. One entry per dtype of b. */
+    void (*gemm[KVC_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda, const void *b,
+                                  size_t b_step, size_t b_panel, size_t m, size_t n_panels,
+                                  size_t k, bool add);
+    /* dst [dim, dst_ld] = transposed src [n, dim] (row stride src_ld), columns n .. n16 - 1 zero
+     * where n16 is n rounded up to 16. One entry per dtype of src. */
+    void (*transpose[KVC_DTYPE_COUNT])(float *dst, size_t dst_ld, const void *src, size_t src_ld,
+                                       size_t n, size_t dim);
+    void (*to_f32[KVC_DTYPE_COUNT])(float *dst, const void *src, size_t n);
+    /* To nearest even; NaN stays NaN. Returns false when a result is not finite. */
+    bool (*from_f32[KVC_DTYPE_COUNT])(void *dst, const float *src, size_t n);
+
+    float (*max)(const float *x, size_t n);
+    /* x = exp(x - shift) in place, exactly 0 for -inf; returns the sum. shift is finite. */
+    float (*exp_sum)(float *x, size_t n, float shift);
+    float (*exp_sum_const)(const float *x, size_t n, float shift); /* the sum only */
+    float (*sum)(const float *x, size_t n);
+    void (*scale)(float *x, size_t n, float factor);
+    void (*add)(float *dst, const float *src, size_t n);
+    /* dst = factor * src */
+    void (*scaled_copy)(float *dst, const float *src, size_t n, float factor);
+    /* x and y (n values each) turn as pairs: x' = x cos - y sin, y' = y cos + x sin */
+    void (*rotate)(float *x, float *y, const float *cos, const float *sin, size_t n);
+    void (*rms_norm)(float *dst, const float *src, const float *weight, size_t n, float eps,
+                     float offset);
+    void (*gated[2])(float *dst, const float *gate, const float *up, size_t n); /* kvc_activation */
+} cpu_kernels;
+
+const cpu_kernels *cpu_kernels_portable(void);
+const cpu_kernels *cpu_kernels_avx2(void);   /* NULL when not compiled in or not supported */
+const cpu_kernels *cpu_kernels_avx512(void); /* NULL likewise */
+
+#endif

@@ -1,0 +1,426 @@
+/* kernels_body.h - the one source of the CPU kernels; included by kernels_*.c, which set
+ *
+ *   KERNELS_NAME, KERNELS_TABLE  what the table is called
+ *   KERNELS_LANES                floats in a vector (4, 8, 16)
+ *   KERNELS_ROWS                 rows of the largest tile of the matrix product
+ *   KERNELS_SUPPORTED            an expression: does this processor run it?
+ *
+ * Vectors are the compiler's own (vector_size), so the text is the same for all and the registers
+ * follow from the target. A panel is 16 outputs wide: KERNELS_LANES lanes, 16 / KERNELS_LANES
+ * vectors. Tails shorter than a vector go through a padded copy and the same code, so a value's
+ * bits do not depend on where in a row it stands.
+ */
+#include "../dtype.h"
+#include "kernels.h"
+
+#include <math.h>
+#include <string.h>
+#if defined(__x86_64__) && KERNELS_LANES > 4
+#include <immintrin.h>
+#endif
+
+#define LANES KERNELS_LANES
+#define PANEL 16
+#define VECTORS (PANEL / LANES) /* vectors in a panel */
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+
+INLINE vf load(const float *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store(float *p, vf v) {
+    memcpy(p, &v, sizeof v);
+}
+
+INLINE vf splat(float x) {
+    return x - (vf){0}; /* x - 0 keeps the sign of zero */
+}
+
+INLINE vf select(vi mask, vf yes, vf no) {
+    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+}
+
+INLINE vf load_part(const float *p, size_t n, float fill) {
+    float padded[LANES];
+    for (size_t i = 0; i < LANES; i++) padded[i] = i < n ? p[i] : fill;
+    return load(padded);
+}
+
+INLINE void store_part(float *p, vf v, size_t n) {
+    float padded[LANES];
+    store(padded, v);
+    memcpy(p, padded, n * sizeof *p);
+}
+
+/* ---- 16-bit floats ---- */
+
+INLINE vf widen(vh h, kvc_dtype dtype) {
+    if (dtype == KVC_BF16) return (vf)(__builtin_convertvector(h, vu) << 16);
+#if defined(__x86_64__) && KERNELS_LANES == 16
+    return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__x86_64__) && KERNELS_LANES == 8
+    return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+    vf v;
+    for (int i = 0; i < LANES; i++) v[i] = kvc_f32_of_f16(h[i]);
+    return v;
+#endif
+}
+
+/* LANES values from element `at` of an array of dtype */
+INLINE vf load_as(const void *p, size_t at, kvc_dtype dtype) {
+    if (dtype == KVC_F32) return load((const float *)p + at);
+    vh h;
+    memcpy(&h, (const uint16_t *)p + at, sizeof h);
+    return widen(h, dtype);
+}
+
+INLINE void to_f32(float *dst, const void *src, size_t n, kvc_dtype dtype) {
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(dst + i, load_as(src, i, dtype));
+    for (; i < n; i++) dst[i] = kvc_element(src, i, dtype);
+}
+
+INLINE bool from_f32(void *dst, const float *src, size_t n, kvc_dtype dtype) {
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (dtype == KVC_F32) {
+            memcpy((char *)dst + 4 * i, src + i, 4);
+            bad |= (kvc_bits_of_f32(src[i]) & 0x7f800000) == 0x7f800000;
+        } else if (dtype == KVC_BF16) {
+            uint16_t h = kvc_bf16_of_f32(src[i]);
+            memcpy((char *)dst + 2 * i, &h, 2);
+            bad |= (h & 0x7f80) == 0x7f80;
+        } else {
+            uint16_t h = kvc_f16_of_f32(src[i]);
+            memcpy((char *)dst + 2 * i, &h, 2);
+            bad |= (h & 0x7c00) == 0x7c00;
+        }
+    }
+    return !bad;
+}
+
+/* ---- matrix product ---- */
+
+/* One tile: `rows` rows by `panels` panels, all in registers while depth runs. */
+INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float *c, size_t ldc,
+                 const float *a, size_t lda, const void *b, size_t b_step, size_t b_panel, size_t k,
+                 bool add) {
+    vf sum[KERNELS_ROWS][4 * VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 16
+        for (int v = 0; v < panels * VECTORS; v++) sum[r][v] = (vf){0};
+    }
+    for (size_t d = 0; d < k; d++) {
+        vf w[4 * VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < panels * VECTORS; v++) {
+            size_t at = (size_t)(v / VECTORS) * b_panel + d * b_step + (size_t)(v % VECTORS) * LANES;
+            w[v] = load_as(b, at, dtype);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            vf x = splat(a[(size_t)r * lda + d]);
+#pragma GCC unroll 16
+            for (int v = 0; v < panels * VECTORS; v++) sum[r][v] += x * w[v];
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 16
+        for (int v = 0; v < panels * VECTORS; v++) {
+            float *to = c + (size_t)r * ldc + v * LANES;
+            store(to, add ? load(to) + sum[r][v] : sum[r][v]);
+        }
+    }
+}
+
+/* Panels per tile by tile height: as many sums as the registers hold, and several far-apart
+ * streams of weights when there are few rows (a decode step reads memory and nothing else). */
+#if LANES == 16
+#define WIDTH(rows) 4
+#elif LANES == 8
+#define WIDTH(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+#else
+#define WIDTH(rows) ((rows) == 1 ? 2 : 1)
+#endif
+
+#define TILES(rows, dtype)                                                                         \
+    for (size_t p = 0; p < n_panels;) {                                                            \
+        const char *bp = (const char *)b + p * b_panel * (dtype == KVC_F32 ? 4 : 2);               \
+        if (WIDTH(rows) > 1 && p + WIDTH(rows) <= n_panels) {                                      \
+            tile(rows, WIDTH(rows), dtype, c + p * PANEL, ldc, a, lda, bp, b_step, b_panel, k,     \
+                 add);                                                                             \
+            p += WIDTH(rows);                                                                      \
+        } else {                                                                                   \
+            tile(rows, 1, dtype, c + p * PANEL, ldc, a, lda, bp, b_step, b_panel, k, add);         \
+            p += 1;                                                                                \
+        }                                                                                          \
+    }
+
+#define GEMM(name, dtype)                                                                          \
+    static void name(float *c, size_t ldc, const float *a, size_t lda, const void *b,              \
+                     size_t b_step, size_t b_panel, size_t m, size_t n_panels, size_t k,           \
+                     bool add) {                                                                   \
+        for (; m >= KERNELS_ROWS; m -= KERNELS_ROWS) {                                             \
+            TILES(KERNELS_ROWS, dtype)                                                             \
+            a += KERNELS_ROWS * lda;                                                               \
+            c += KERNELS_ROWS * ldc;                                                               \
+        }                                                                                          \
+        GEMM_TAIL(dtype)                                                                           \
+    }
+
+#if KERNELS_ROWS == 6
+#define GEMM_TAIL(dtype)                                                                           \
+    switch (m) {                                                                                   \
+    case 5: TILES(5, dtype) break;                                                                 \
+    case 4: TILES(4, dtype) break;                                                                 \
+    case 3: TILES(3, dtype) break;                                                                 \
+    case 2: TILES(2, dtype) break;                                                                 \
+    case 1: TILES(1, dtype) break;                                                                 \
+    default: break;                                                                                \
+    }
+#else
+#define GEMM_TAIL(dtype)                                                                           \
+    if (m) TILES(1, dtype)
+#endif
+
+GEMM(gemm_f32, KVC_F32)
+GEMM(gemm_f16, KVC_F16)
+GEMM(gemm_bf16, KVC_BF16)
+
+/* ---- transposing ---- */
+
+/* LANES x LANES values by log2(LANES) rounds of perfect shuffles: in each round the bits of an
+ * element's (row, column) number rotate by one place. */
+#if LANES == 16
+#define ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif LANES == 8
+#define ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define ZIP_LOW 0, 4, 1, 5
+#define ZIP_HIGH 2, 6, 3, 7
+#endif
+
+INLINE void transpose_square(vf x[LANES]) {
+    vf y[LANES];
+#pragma GCC unroll 4
+    for (int round = 1; round < LANES; round *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES / 2; i++) {
+            y[2 * i] = __builtin_shufflevector(x[i], x[i + LANES / 2], ZIP_LOW);
+            y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + LANES / 2], ZIP_HIGH);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) x[i] = y[i];
+    }
+}
+
+INLINE void transpose(float *dst, size_t dst_ld, const void *src, size_t src_ld, size_t n,
+                      size_t dim, kvc_dtype dtype) {
+    size_t n16 = (n + 15) / 16 * 16;
+    for (size_t j = 0; j < n16; j += LANES) {
+        size_t d = 0;
+        for (; j + LANES <= n && d + LANES <= dim; d += LANES) {
+            vf x[LANES];
+#pragma GCC unroll 16
+            for (size_t i = 0; i < LANES; i++) x[i] = load_as(src, (j + i) * src_ld + d, dtype);
+            transpose_square(x);
+#pragma GCC unroll 16
+            for (size_t i = 0; i < LANES; i++) store(dst + (d + i) * dst_ld + j, x[i]);
+        }
+        for (; d < dim; d++) {
+            for (size_t i = j; i < j + LANES; i++) {
+                dst[d * dst_ld + i] = i < n ? kvc_element(src, i * src_ld + d, dtype) : 0;
+            }
+        }
+    }
+}
+
+#define BY_DTYPE(suffix, dtype)                                                                    \
+    static void transpose_##suffix(float *dst, size_t dst_ld, const void *src, size_t src_ld,      \
+                                   size_t n, size_t dim) {                                         \
+        transpose(dst, dst_ld, src, src_ld, n, dim, dtype);                                        \
+    }                                                                                              \
+    static void to_f32_##suffix(float *dst, const void *src, size_t n) {                           \
+        to_f32(dst, src, n, dtype);                                                                \
+    }                                                                                              \
+    static bool from_f32_##suffix(void *dst, const float *src, size_t n) {                         \
+        return from_f32(dst, src, n, dtype);                                                       \
+    }
+
+BY_DTYPE(f32, KVC_F32)
+BY_DTYPE(f16, KVC_F16)
+BY_DTYPE(bf16, KVC_BF16)
+
+/* ---- rows ---- */
+
+/* e^x to one unit in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r, and n
+ * added to the exponent. Below -87 (and for -inf) exactly 0, above 88 held at e^88. */
+INLINE vf exp_vector(vf x) {
+    vf zero = (vf){0};
+    vf held = select(x > 88.0f + zero, 88.0f + zero, x);
+    held = select(held < -87.0f + zero, -87.0f + zero, held);
+    const float magic = 0x1.8p23f; /* adding it leaves the nearest integer in the low bits */
+    vf shifted = held * 1.44269504f + magic;
+    vf n = shifted - magic;
+    vf r = held - n * 0x1.62e4p-1f;
+    r = r - n * 0x1.7f7d1cp-20f;
+    vf p = 1.0f / 720 + zero;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    vf y = (vf)((vi)p + ((vi)shifted << 23));
+    y = select(x < -87.0f + zero, zero, y);
+    return select(x == x, y, x); /* NaN stays NaN */
+}
+
+INLINE float sum_lanes(vf v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int half = LANES / 2; half; half /= 2) {
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
+}
+
+static float row_max(const float *x, size_t n) {
+    vf best = splat(-INFINITY);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vf v = load(x + i);
+        best = select(v > best, v, best);
+    }
+    float lanes[LANES], most = -INFINITY;
+    store(lanes, best);
+    for (int j = 0; j < LANES; j++) most = lanes[j] > most ? lanes[j] : most;
+    for (; i < n; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+static float row_sum(const float *x, size_t n) {
+    vf total = (vf){0};
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) total += load(x + i);
+    if (i < n) total += load_part(x + i, n - i, 0);
+    return sum_lanes(total);
+}
+
+static float row_exp_sum(float *x, size_t n, float shift) {
+    vf total = (vf){0};
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vf e = exp_vector(load(x + i) - shift);
+        store(x + i, e);
+        total += e;
+    }
+    if (i < n) {
+        vf e = exp_vector(load_part(x + i, n - i, -INFINITY) - shift);
+        store_part(x + i, e, n - i);
+        total += e;
+    }
+    return sum_lanes(total);
+}
+
+static float row_exp_sum_const(const float *x, size_t n, float shift) {
+    vf total = (vf){0};
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) total += exp_vector(load(x + i) - shift);
+    if (i < n) total += exp_vector(load_part(x + i, n - i, -INFINITY) - shift);
+    return sum_lanes(total);
+}
+
+static void row_scale(float *x, size_t n, float factor) {
+    for (size_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void row_add(float *dst, const float *src, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] += src[i];
+}
+
+static void row_scaled_copy(float *dst, const float *src, size_t n, float factor) {
+    for (size_t i = 0; i < n; i++) dst[i] = factor * src[i];
+}
+
+static void row_rotate(float *restrict x, float *restrict y, const float *cos, const float *sin,
+                       size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float a = x[i], b = y[i];
+        x[i] = a * cos[i] - b * sin[i];
+        y[i] = b * cos[i] + a * sin[i];
+    }
+}
+
+static void row_rms_norm(float *dst, const float *src, const float *weight, size_t n, float eps,
+                         float offset) {
+    vf squares = (vf){0};
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) squares += load(src + i) * load(src + i);
+    if (i < n) {
+        vf v = load_part(src + i, n - i, 0);
+        squares += v * v;
+    }
+    float factor = 1.0f / sqrtf(sum_lanes(squares) / (float)n + eps);
+    for (i = 0; i < n; i++) dst[i] = src[i] * factor * (weight[i] + offset);
+}
+
+INLINE vf activate(vf x, kvc_activation kind) {
+    vf one = splat(1.0f);
+    if (kind == KVC_SILU) return x / (one + exp_vector(-x));
+    /* 0.5 x (1 + tanh(y)) = x / (1 + e^(-2y)), y = sqrt(2 / pi) (x + 0.044715 x^3) */
+    vf y2 = x * (x * x * 0.044715f + one) * 1.5957691216f;
+    return x / (one + exp_vector(-y2));
+}
+
+INLINE void gated(float *dst, const float *gate, const float *up, size_t n, kvc_activation kind) {
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        store(dst + i, activate(load(gate + i), kind) * load(up + i));
+    }
+    if (i < n) {
+        vf v = activate(load_part(gate + i, n - i, 0), kind) * load_part(up + i, n - i, 0);
+        store_part(dst + i, v, n - i);
+    }
+}
+
+static void gated_silu(float *dst, const float *gate, const float *up, size_t n) {
+    gated(dst, gate, up, n, KVC_SILU);
+}
+
+static void gated_gelu(float *dst, const float *gate, const float *up, size_t n) {
+    gated(dst, gate, up, n, KVC_GELU_TANH);
+}
+
+const cpu_kernels *KERNELS_TABLE(void) {
+    static const cpu_kernels table = {
+        .name = KERNELS_NAME,
+        .gemm = {gemm_f32, gemm_f16, gemm_bf16},
+        .transpose = {transpose_f32, transpose_f16, transpose_bf16},
+        .to_f32 = {to_f32_f32, to_f32_f16, to_f32_bf16},
+        .from_f32 = {from_f32_f32, from_f32_f16, from_f32_bf16},
+        .max = row_max,
+        .exp_sum = row_exp_sum,
+        .exp_sum_const = row_exp_sum_const,
+        .sum = row_sum,
+        .scale = row_scale,
+        .add = row_add,
+        .scaled_copy = row_scaled_copy,
+        .rotate = row_rotate,
+        .rms_norm = row_rms_norm,
+        .gated = {gated_silu, gated_gelu},
+    };
+    return KERNELS_SUPPORTED ? &table : NULL;
+}

@@ -1,0 +1,61 @@
+/* dtype.h - single values of the 16-bit types, by value and to nearest even. */
+#ifndef KVC_DTYPE_H
+#define KVC_DTYPE_H
+
+#include "kvcomm.h"
+
+#include <string.h>
+
+static inline float kvc_f32_of_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static inline uint32_t kvc_bits_of_f32(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+static inline float kvc_f32_of_bf16(uint16_t h) {
+    return kvc_f32_of_bits((uint32_t)h << 16);
+}
+
+static inline uint16_t kvc_bf16_of_f32(float x) {
+    uint32_t bits = kvc_bits_of_f32(x);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); /* stays NaN */
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float kvc_f32_of_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13;
+    if (rest >= 0x0f800000) return kvc_f32_of_bits(sign | rest | 0x7f800000); /* inf, NaN */
+    /* 2^112 moves the exponent from bias 15 to 127 and normalises subnormals on the way */
+    return kvc_f32_of_bits(kvc_bits_of_f32(kvc_f32_of_bits(rest) * 0x1p112f) | sign);
+}
+
+static inline uint16_t kvc_f16_of_f32(float x) {
+    uint32_t bits = kvc_bits_of_f32(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* rounds past 65504 */
+    if (rest < 0x38800000) { /* subnormal: one float addition rounds it into place */
+        uint32_t r = kvc_bits_of_f32(kvc_f32_of_bits(rest) + 0.5f);
+        return (uint16_t)(sign | (r - 0x3f000000));
+    }
+    return (uint16_t)(sign | ((rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13));
+}
+
+/* element `at` of an array of dtype, at any alignment */
+static inline float kvc_element(const void *array, size_t at, kvc_dtype dtype) {
+    float x;
+    uint16_t h;
+    if (dtype == KVC_F32) {
+        memcpy(&x, (const char *)array + 4 * at, 4);
+        return x;
+    }
+    memcpy(&h, (const char *)array + 2 * at, 2);
+    return dtype == KVC_BF16 ? kvc_f32_of_bf16(h) : kvc_f32_of_f16(h);
+}
+
+#endif
