@@ -14,6 +14,7 @@ enum {
     DEPTH = 512,        /* of one chain of sums */
     GROUP = 4,          /* panels per chunk */
     ROWS = 128,         /* rows per chunk */
+    WIDEN_ROWS = 24,    /* from here on a 16-bit block is widened once, not once per tile of rows */
     PACK_DEPTH = 256    /* columns that packing holds at a time */
 };
 
@@ -75,6 +76,8 @@ kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const
 
 typedef struct linear_job {
     const cpu_kernels *kernels;
+    float *scratch; /* per worker, scratch_floats apart: a widened block; NULL: not wanted */
+    size_t scratch_floats;
     float *dst;
     const float *src, *bias;
     const char *panels;
@@ -83,21 +86,33 @@ typedef struct linear_job {
     bool add;
 } linear_job;
 
+/* A block of panels as f32: the same values, hence the same bits of the product. */
+static const float *widen_block(const linear_job *job, const char *b, size_t n_panels, size_t depth,
+                                int worker) {
+    float *wide = job->scratch + (size_t)worker * job->scratch_floats;
+    for (size_t p = 0; p < n_panels; p++) {
+        const char *from = b + p * job->n_in * KVC_PANEL * kvc_dtype_bytes(job->dtype);
+        job->kernels->to_f32[job->dtype](wide + p * DEPTH * KVC_PANEL, from, depth * KVC_PANEL);
+    }
+    return wide;
+}
+
 static void linear_chunk(void *context, size_t chunk, int worker) {
-    (void)worker;
     const linear_job *job = context;
     size_t panel = chunk % job->n_groups * GROUP, row = chunk / job->n_groups * ROWS;
     size_t n_panels = job->n_panels - panel < GROUP ? job->n_panels - panel : GROUP;
     size_t rows = job->n - row < ROWS ? job->n - row : ROWS;
     float *dst = job->dst + row * job->dst_ld + panel * KVC_PANEL;
     const float *src = job->src + row * job->src_ld;
-    size_t element = kvc_dtype_bytes(job->dtype);
+    bool widen = job->scratch && rows >= WIDEN_ROWS;
     for (size_t k = 0; k < job->n_in; k += DEPTH) {
         size_t depth = job->n_in - k < DEPTH ? job->n_in - k : DEPTH;
-        const char *b = job->panels + (panel * job->n_in + k) * KVC_PANEL * element;
-        job->kernels->gemm[job->dtype](dst, job->dst_ld, src + k, job->src_ld, b, KVC_PANEL,
-                                       job->n_in * KVC_PANEL, rows, n_panels, depth,
-                                       job->add || k > 0);
+        const void *b = job->panels + (panel * job->n_in + k) * KVC_PANEL * kvc_dtype_bytes(job->dtype);
+        if (widen) b = widen_block(job, b, n_panels, depth, worker);
+        kvc_dtype dtype = widen ? KVC_F32 : job->dtype;
+        size_t apart = (widen ? DEPTH : job->n_in) * KVC_PANEL;
+        job->kernels->gemm[dtype](dst, job->dst_ld, src + k, job->src_ld, b, KVC_PANEL, apart, rows,
+                                  n_panels, depth, job->add || k > 0);
     }
     if (!job->bias) return;
     for (size_t r = 0; r < rows; r++) {
@@ -123,6 +138,12 @@ kvc_status cpu_linear(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem src, si
                       .dtype = m->dtype,
                       .add = add};
     job.n_groups = (job.n_panels + GROUP - 1) / GROUP;
+    if (m->dtype != KVC_F32 && n >= WIDEN_ROWS) {
+        kvc_status status = cpu_scratch(s, GROUP * DEPTH * KVC_PANEL, err);
+        if (status) return status;
+        job.scratch = s->scratch;
+        job.scratch_floats = s->scratch_floats;
+    }
     return cpu_parallel(s, linear_chunk, &job, job.n_groups * ((n + ROWS - 1) / ROWS), err);
 }
 
