@@ -267,10 +267,9 @@ static PyType_Slot view_slots[] = {{Py_tp_dealloc, (void *)view_dealloc},
                                    {Py_tp_getset, view_getset},
                                    {Py_tp_doc, "Memory of a KV, as the base of arrays."},
                                    {0, NULL}};
-PyType_Spec py_view_spec = {"kvcomm._core.View", sizeof(py_view), 0,
-                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-                                Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                            view_slots};
+PyType_Spec py_view_spec = {
+    "kvcomm._core.View", sizeof(py_view), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION, view_slots};
 
 PyObject *py_array_view(py_state *state, PyObject *owner, const void *data, kvc_dtype dtype,
                         const size_t *shape, size_t head_stride) {

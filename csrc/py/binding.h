@@ -47,7 +47,7 @@ typedef struct py_model {
 typedef struct py_kv {
     PyObject head;
     kvc_kv *kv;
-    const char *device; /* static */
+    const char *device; /* its name, kept by the device that the kv holds open */
 } py_kv;
 
 typedef struct py_session {
@@ -77,6 +77,8 @@ extern PyType_Spec py_model_spec, py_kv_spec, py_view_spec, py_session_spec, py_
 /* Takes over kv, also when it fails. */
 PyObject *py_kv_wrap(py_state *state, kvc_kv *kv, const char *device);
 PyObject *py_workspace_forward(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *py_score(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *py_rank(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* Frees an instance of one of our types after its own fields are gone. */
 void py_free(PyObject *self);

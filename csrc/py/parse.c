@@ -73,7 +73,7 @@ bool py_layers(PyObject *layers, int n_layers, const char *what, uint8_t *mask) 
         return py_wrong_type(what, "a list of layers", layers);
     }
     char label[64];
-    snprintf(label, sizeof label, "a layer of %s", what);
+    snprintf(label, sizeof label, "an entry of %s", what);
     while ((item = PyIter_Next(iterator))) {
         int64_t layer;
         bool good = py_integer(item, label, 0, n_layers - 1, &layer);

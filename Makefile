@@ -1,0 +1,79 @@
+# What can be made here. Everything lives in .venv and build/; `make clean` removes both.
+# Needs python3 (3.10 or newer, with venv), a C compiler and make. Stamps in .venv say what is
+# installed, so a second run only does what changed.
+
+PYTHON ?= python3
+DEVICE ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+CC ?= cc
+
+SOURCES := $(shell find csrc -name '*.[ch]')
+CORE := $(wildcard csrc/core/*.c csrc/backend/*.c csrc/backend/cpu/*.c)
+C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))
+
+help:
+	@echo "make demo      answer the shipped questions with every method; table and HTML report"
+	@echo "make test      run the tests (DEVICE=cpu, or guard)"
+	@echo "make build     install the package, editable, into $(VENV)"
+	@echo "make c-tests   the C unit tests, without Python"
+	@echo "make sanitize  the C unit tests under address, undefined-behaviour and thread sanitizers"
+	@echo "make lint      ruff, clang-format and the include check"
+	@echo "make clean     remove $(VENV), build/ and compiled files"
+
+# ---- the package ----
+
+$(VENV)/made:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Editable: Python changes need no step; a change of C or of the metadata does.
+$(VENV)/built: $(VENV)/made pyproject.toml setup.py $(SOURCES)
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/linters: $(VENV)/made pyproject.toml
+	$(BIN)/python -m pip install --quiet ruff clang-format
+	@touch $@
+
+build: $(VENV)/built
+
+demo: build
+	$(BIN)/kvcomm demo
+
+test: build
+	KVCOMM_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -q tests
+
+lint: $(VENV)/linters
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) $(wildcard tests/c/*.[ch])
+	$(PYTHON) tests/check_includes.py
+
+# ---- C unit tests: one program per flavour, of the core, the CPU backend and tests/c ----
+
+C_FLAGS := -std=c11 -g -Wall -Wextra -Werror -Icsrc/include -pthread
+WRAP := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=posix_memalign
+
+FLAGS_plain := -O2
+FLAGS_address := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+FLAGS_thread := -O1 -fsanitize=thread
+
+build/c/%: $(SOURCES) $(wildcard tests/c/*.[ch]) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) $(FLAGS_$*) -o $@ $(wildcard tests/c/test_*.c) tests/c/main.c tests/c/tiny.c \
+	    tests/c/failing_malloc.c $(CORE) $(WRAP) -lm
+
+c-tests: build/c/plain
+	build/c/plain
+
+sanitize: build/c/address build/c/thread
+	ASAN_OPTIONS=detect_leaks=1 build/c/address
+	build/c/address --device guard
+	TSAN_OPTIONS=halt_on_error=1 build/c/thread threads
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info kvcomm/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help build demo test lint c-tests sanitize clean
+.DEFAULT_GOAL := help

@@ -1,0 +1,155 @@
+/* model.c - the Model type: configuration and weights on one device. */
+#include "config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"config", "device", "dtype", NULL};
+    py_state *state = PyType_GetModuleState(type);
+    PyObject *mapping;
+    const char *device_name = "cpu", *dtype_name = "f32";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$ss:Model", names, &mapping, &device_name,
+                                     &dtype_name))
+        return NULL;
+    kvc_dtype dtype;
+    if (!py_dtype("dtype", dtype_name, &dtype)) return NULL;
+    py_config config;
+    py_model *self = NULL;
+    if (!py_config_parse(&config, mapping)) goto done;
+    kvc_device *device = py_device(state, device_name);
+    if (!device) goto done;
+    self = (py_model *)PyType_GenericAlloc(type, 0);
+    if (!self) goto done;
+    self->dtype = dtype;
+    kvc_error err;
+    kvc_status status = kvc_model_create(&self->model, device, &config.config, dtype, &err);
+    if (status) {
+        py_raise(state, status, &err);
+        Py_DecRef((PyObject *)self);
+        self = NULL;
+    }
+done:
+    py_config_release(&config);
+    return (PyObject *)self;
+}
+
+static void model_dealloc(PyObject *self) {
+    kvc_model_free(((py_model *)self)->model);
+    py_free(self);
+}
+
+static PyObject *model_set(PyObject *object, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"weight", "layer", "array", "dtype", NULL};
+    py_model *self = (py_model *)object;
+    py_state *state = py_state_of(object);
+    const char *weight_name, *dtype_name;
+    PyObject *layer_object, *source;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOOs:set", names, &weight_name, &layer_object,
+                                     &source, &dtype_name))
+        return NULL;
+    const char *weights[KVC_W_COUNT];
+    for (int i = 0; i < KVC_W_COUNT; i++) weights[i] = kvc_weight_name((kvc_weight)i);
+    int weight = py_choice("weight", weight_name, weights, KVC_W_COUNT);
+    int64_t layer;
+    kvc_dtype dtype;
+    if (weight < 0 || !py_dtype("dtype", dtype_name, &dtype)) return NULL;
+    if (!py_integer(layer_object, "layer", 0, kvc_model_config(self->model)->n_layers - 1, &layer))
+        return NULL;
+    char what[64];
+    snprintf(what, sizeof what, "weight %s of layer %d", weight_name, (int)layer);
+    py_array array;
+    if (!py_array_of(state, &array, source, dtype, false, 1, 2, what)) return NULL;
+    bool matrix = array.view.ndim == 2;
+    size_t rows = matrix ? (size_t)array.view.shape[0] : 1;
+    size_t cols = (size_t)array.view.shape[matrix ? 1 : 0];
+    kvc_error err;
+    kvc_status status = KVC_OK;
+    bool idle = py_idle(self->busy, "model");
+    if (idle) {
+        self->busy = true;
+        PyThreadState *thread = PyEval_SaveThread();
+        status = kvc_model_set(self->model, (kvc_weight)weight, (int)layer, array.view.buf, dtype,
+                               rows, cols, &err);
+        PyEval_RestoreThread(thread);
+        self->busy = false;
+    }
+    py_array_release(&array);
+    if (!idle) return NULL;
+    return status ? py_raise(state, status, &err) : Py_BuildValue("");
+}
+
+static PyObject *model_seal(PyObject *object, PyObject *unused) {
+    (void)unused;
+    py_model *self = (py_model *)object;
+    if (!py_idle(self->busy, "model")) return NULL;
+    kvc_error err;
+    kvc_status status = kvc_model_seal(self->model, &err);
+    return status ? py_raise(py_state_of(object), status, &err) : Py_BuildValue("");
+}
+
+static PyObject *model_inv_freq(PyObject *object, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rope", NULL};
+    py_state *state = py_state_of(object);
+    const kvc_model *model = ((py_model *)object)->model;
+    PyObject *which_object = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:inv_freq", names, &which_object))
+        return NULL;
+    int64_t which = 0;
+    if (which_object && !py_integer(which_object, "rope", 0, 1, &which)) return NULL;
+    size_t shape[1] = {(size_t)kvc_model_config(model)->rope[which].rotary_dim / 2};
+    py_array out;
+    if (!py_array_new(state, &out, 1, shape, "f8", sizeof(double), "frequencies")) return NULL;
+    kvc_error err;
+    kvc_status status = kvc_model_inv_freq(model, (int)which, out.view.buf, &err);
+    PyObject *array = py_array_take(&out);
+    if (!status) return array;
+    Py_DecRef(array);
+    return py_raise(state, status, &err);
+}
+
+static PyObject *get_config(PyObject *self, void *closure) {
+    (void)closure;
+    return py_config_dict(kvc_model_config(((py_model *)self)->model));
+}
+
+static PyObject *get_device(PyObject *self, void *closure) {
+    (void)closure;
+    return PyUnicode_FromString(kvc_device_name(kvc_model_device(((py_model *)self)->model)));
+}
+
+static PyObject *get_dtype(PyObject *self, void *closure) {
+    (void)closure;
+    return PyUnicode_FromString(kvc_dtype_name(((py_model *)self)->dtype));
+}
+
+static PyObject *get_nbytes(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromSize_t(kvc_model_bytes(((py_model *)self)->model));
+}
+
+static PyMethodDef methods[] = {
+    {"set", (PyCFunction)(void (*)(void))model_set, METH_VARARGS | METH_KEYWORDS,
+     "set(weight, layer, array, dtype)\n--\n\nCopy one tensor in."},
+    {"seal", model_seal, METH_NOARGS, "seal()\n--\n\nCheck that no tensor is missing."},
+    {"inv_freq", (PyCFunction)(void (*)(void))model_inv_freq, METH_VARARGS | METH_KEYWORDS,
+     "inv_freq(rope=0)\n--\n\nInverse frequencies, float64 [rotary_dim / 2]."},
+    {0}};
+
+static PyGetSetDef getset[] = {{"config", get_config, NULL, "The fields by name.", NULL},
+                               {"device", get_device, NULL, "Name of the device.", NULL},
+                               {"dtype", get_dtype, NULL, "dtype of the matrices.", NULL},
+                               {"nbytes", get_nbytes, NULL, "Bytes of weights.", NULL},
+                               {0}};
+
+static PyType_Slot slots[] = {{Py_tp_new, (void *)model_new},
+                              {Py_tp_dealloc, (void *)model_dealloc},
+                              {Py_tp_methods, methods},
+                              {Py_tp_getset, getset},
+                              {Py_tp_doc,
+                               "Model(config, *, device='cpu', dtype='f32')\n--\n\n"
+                               "Configuration and weights; filled with set, usable after seal."},
+                              {0, NULL}};
+
+PyType_Spec py_model_spec = {"kvcomm._core.Model", sizeof(py_model), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, slots};
