@@ -1,0 +1,348 @@
+"""A model: found by path or name, checked, and loaded onto a device.
+
+Owns: what a name means (folder, GGUF file, catalogue name, hub id), the copy of mapped weights
+into the core, the fingerprint, and the plain facts about a model that the rest of the package
+asks for. Knows no prompt and no packet.
+
+Memory while loading is the model's own weights plus one mapped tensor: the pages of each tensor
+are given back as soon as the core has its copy, and the files are unmapped at the end.
+
+The fingerprint is SHA-256 over the core's configuration and a SHA-256 of every loaded tensor as
+stored. It is taken from the very bytes that are loaded, on a second thread while the core
+copies. So it does not depend on the folder, on sharding, on name prefixes or on the dtype loaded
+to, and differs when one weight or the rope differs.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from kvcomm import _core, catalogue, convert
+from kvcomm.checkpoint import Plan, match
+from kvcomm.config import Config, read_config
+from kvcomm.errors import MismatchError, NumericError, UnsupportedError
+from kvcomm.fields import AnyPath, check_pointer, shown
+from kvcomm.tokenizer import Tokenizer
+from kvcomm.weights import FLOATS, Weights, bf16_from_f32, f32_from_bf16, open_weights
+
+_DTYPES = ("f32", "f16", "bf16")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+_HUB_LEFT_OUT = ["consolidated*", "original/*", "onnx/*"]
+
+
+class Model:
+    """Weights on a device with their configuration and tokenizer; made by `Model.load`.
+
+    May be shared by any number of threads. Close it, use it in a with statement, or let it go:
+    its memory is freed when the last session or packet on it is gone too.
+
+    Attributes
+    ----------
+    name : str
+        What it was loaded as, for messages and tables.
+    path : Path
+        The folder that was read.
+    config : Config
+        What its config.json says.
+    tokenizer : Tokenizer or None
+        None when the folder has no tokenizer files: such a model takes ids only.
+    fingerprint : str
+        64 hex digits that tell models apart: configuration and every weight.
+    kv_dtype : str
+        Element type of the K and V that sessions of this model hold by default.
+    unused : tuple of str
+        Tensors of the files that were left out.
+    memory : dict
+        Bytes: "weights" held now, "files" read, "kv_per_token" of a session.
+    """
+
+    def __init__(
+        self,
+        core: _core.Model,
+        config: Config,
+        tokenizer: Tokenizer | None,
+        *,
+        name: str,
+        path: Path,
+        fingerprint: str,
+        kv_dtype: str = "f32",
+        file_bytes: int = 0,
+        unused: tuple[str, ...] = (),
+    ) -> None:
+        self._core: _core.Model | None = core
+        self.config = config
+        self.tokenizer = tokenizer
+        self.name = name
+        self.path = path
+        self.fingerprint = fingerprint
+        self.kv_dtype = kv_dtype
+        self.unused = unused
+        self.device = core.device
+        self.dtype = core.dtype
+        self.nbytes = core.nbytes
+        self.memory = {
+            "weights": core.nbytes,
+            "files": file_bytes,
+            "kv_per_token": 2
+            * self.n_layers
+            * self.n_kv_heads
+            * self.head_dim
+            * (4 if kv_dtype == "f32" else 2),
+        }
+
+    @classmethod
+    def load(
+        cls,
+        path_or_name: AnyPath,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        kv_dtype: str = "f32",
+        cache: AnyPath | None = None,
+        progress: bool = False,
+    ) -> "Model":
+        """Load a model.
+
+        Parameters
+        ----------
+        path_or_name
+            A Hugging Face folder, a GGUF file, a name of the catalogue, or a hub id
+            ("org/name"), tried in this order. A path is str, bytes or a path object.
+        device
+            "cpu", "cuda" or "guard".
+        dtype
+            What the matrices are held in: "f32", "f16", "bf16", or "auto" for the stored type
+            (f32 when the file mixes types). Vectors are always f32.
+        kv_dtype
+            Default element type of K and V: "f32", "f16" or "bf16".
+        cache
+            Folder for downloaded and converted models; None for the default one.
+        progress
+            Show a progress bar.
+
+        Raises
+        ------
+        OSError
+            No such file, folder or name; a file that cannot be read; the hub out of reach.
+        FormatError, UnsupportedError, MismatchError
+            Files that are damaged, of a kind not handled, or that do not fit each other.
+        NumericError
+            A weight that is not finite; the message names it.
+        DeviceError
+            The device is not there.
+        """
+        _check_choice("dtype", dtype, ("auto", *_DTYPES))
+        _check_choice("kv_dtype", kv_dtype, _DTYPES)
+        folder, name = _find(path_or_name, cache)
+        config = read_config(folder)
+        tokenizer = _read_tokenizer(folder, config)
+        weights = open_weights(folder)
+        with weights:
+            plan = match(weights, config)
+            dtype = _stored_dtype(plan) if dtype == "auto" else dtype
+            core = _core.Model(_core_config(config, plan, dtype), device=device, dtype=dtype)
+            fingerprint = _fill(core, weights, plan, config, name if progress else None)
+        core.seal()
+        return cls(
+            core,
+            config,
+            tokenizer,
+            name=name,
+            path=folder,
+            fingerprint=fingerprint,
+            kv_dtype=kv_dtype,
+            file_bytes=sum(item.tensor.nbytes for item in plan.items),
+            unused=plan.unused,
+        )
+
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return f"Model({self.name!r}, closed)"
+        return (
+            f"Model({self.name!r}, {self.config.family}, {self.n_layers} layers,"
+            f" {self.n_heads}/{self.n_kv_heads} heads of {self.head_dim},"
+            f" vocabulary {self.vocab_size}, {self.dtype} on {self.device},"
+            f" {self.nbytes / 1e6:.0f} MB)"
+        )
+
+    def close(self) -> None:
+        """Let the weights go. Sessions and packets that are still in use keep what they need."""
+        self._core = None
+
+    @property
+    def core(self) -> _core.Model:
+        """The model of the compiled core; ValueError once closed."""
+        if self._core is None:
+            raise ValueError(f"model {self.name} is closed")
+        return self._core
+
+    @property
+    def max_position(self) -> int:
+        """Number of positions that the model was made for."""
+        return self.config.max_position
+
+    @property
+    def n_layers(self) -> int:
+        return int(self.config.core["n_layers"])
+
+    @property
+    def n_heads(self) -> int:
+        return int(self.config.core["n_heads"])
+
+    @property
+    def n_kv_heads(self) -> int:
+        return int(self.config.core["n_kv_heads"])
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.config.core["head_dim"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head; may exceed the tokenizer's entries."""
+        return int(self.config.core["vocab_size"])
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer: the EOS ids of the files, else the tokenizer's."""
+        if self.config.eos_ids is not None:
+            return self.config.eos_ids
+        return () if self.tokenizer is None else tuple(self.tokenizer.stop_ids)
+
+
+def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{argument} is {value!r}, expected one of {', '.join(choices)}")
+
+
+# ---- what a name means ---------------------------------------------------------------------
+
+
+def _find(source: AnyPath, cache: AnyPath | None) -> tuple[Path, str]:
+    """The folder to read, and the model's name."""
+    if not isinstance(source, str | bytes | os.PathLike):
+        raise TypeError(f"path_or_name is {type(source).__name__}, expected str, bytes or a path")
+    text = os.fsdecode(source)
+    if not text or "\0" in text:
+        raise ValueError(f"path_or_name is {text!r}, expected a path or a name")
+    path = Path(text)
+    if path.is_dir():
+        return path, shown(path.resolve().name)
+    if path.is_file():
+        return _converted(path, cache), shown(path.stem)
+    if isinstance(source, str) and text in catalogue.CATALOGUE:
+        return catalogue.prepared(text, cache=cache), text
+    if isinstance(source, str) and _HUB_ID.fullmatch(text):
+        return _from_hub(text, cache), text
+    raise FileNotFoundError(
+        f"{shown(path)}: no such folder or file; models by name: {', '.join(catalogue.CATALOGUE)}"
+    )
+
+
+def _converted(path: Path, cache: AnyPath | None) -> Path:
+    check_pointer(path)
+    with open(path, "rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise UnsupportedError(
+            f"{shown(path)}: neither a model folder nor a GGUF file (starts with {magic!r})"
+        )
+    return convert.prepared(path, cache=cache)
+
+
+def _from_hub(name: str, cache: AnyPath | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            name,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=_HUB_LEFT_OUT,
+            cache_dir=None if cache is None else os.path.join(os.fsdecode(cache), "hub"),
+            etag_timeout=5,
+        )
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise OSError(
+            f"{name}: no such folder or file, and not to be had from the hub: {reason}"
+        ) from error
+    return Path(folder)
+
+
+# ---- loading -------------------------------------------------------------------------------
+
+
+def _read_tokenizer(folder: Path, config: Config) -> Tokenizer | None:
+    if not any(os.path.lexists(folder / name) for name in ("tokenizer.json", "tokenizer.model")):
+        return None
+    tokenizer = Tokenizer.load(folder)
+    rows = config.core["vocab_size"]
+    if tokenizer.vocab_size > rows:
+        raise MismatchError(
+            f"{shown(folder)}: the tokenizer has {tokenizer.vocab_size} ids, the model"
+            f" {rows} (vocab_size)"
+        )
+    return tokenizer
+
+
+def _stored_dtype(plan: Plan) -> str:
+    """The type of the matrices; f32, which holds every other, when there are several."""
+    matrices = {FLOATS[i.tensor.dtype][0] for i in plan.items if len(i.tensor.shape) == 2}
+    return matrices.pop() if len(matrices) == 1 else "f32"
+
+
+def _core_config(config: Config, plan: Plan, dtype: str) -> dict[str, Any]:
+    """The configuration for the core, with the head that was found. The embedding scale is
+    rounded to the weights' type, as the models that have one were trained and are run."""
+    scale = np.float32(config.core["embed_scale"])
+    rounded = {
+        "f32": scale,
+        "f16": np.float16(scale),
+        "bf16": f32_from_bf16(bf16_from_f32(np.array(scale)))[()],
+    }
+    core = config.core | {"tied_head": plan.tied, "embed_scale": float(rounded[dtype])}
+    if not core["window"]:
+        del core["windowed"]
+    return core
+
+
+def _fill(core: _core.Model, weights: Weights, plan: Plan, config: Config, bar: str | None) -> str:
+    """Copy every tensor into the core; returns the fingerprint."""
+    digests = []
+    with ThreadPoolExecutor(1) as hashing:
+        for item in tqdm(plan.items, desc=bar, unit="tensor", disable=bar is None):
+            tensor = item.tensor
+            array = weights.array(tensor.name)
+            digest = hashing.submit(_digest, array)
+            try:
+                core.set(item.weight, item.layer, array, FLOATS[tensor.dtype][0])
+            except NumericError as error:
+                raise NumericError(f"{shown(tensor.file)}: {tensor.name}: {error}") from None
+            digests.append([item.weight, item.layer, tensor.dtype, digest.result()])
+            weights.release(tensor.name)
+    return _fingerprint(config.core | {"tied_head": plan.tied}, digests)
+
+
+def _digest(array: NDArray[Any]) -> str:
+    return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+
+
+def _fingerprint(core: Mapping[str, Any], digests: list[list[Any]]) -> str:
+    text = json.dumps([dict(core), sorted(digests)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

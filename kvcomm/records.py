@@ -1,0 +1,191 @@
+"""The log of an evaluation: records.jsonl, one line per record and method, and strict JSON.
+
+Owns the file's form on disk: append-only, one JSON object a line, one writer at a time, repaired
+when a run that was killed left a damaged end. Does not know what a record means: evaluate.py
+says which fields a line has and which lines count.
+"""
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvcomm.packet import write_whole
+
+RECORDS = "records.jsonl"
+LOCK = ".lock"
+
+Record = dict[str, Any]
+
+
+# ---- strict JSON ---------------------------------------------------------------------------
+
+
+def plain(value: Any, where: str = "") -> tuple[Any, list[str]]:
+    """A value as JSON can hold it, and a note on every number that JSON cannot.
+
+    NumPy scalars and arrays become numbers and lists, paths become strings, and numbers that are
+    not finite become null; each of these is noted as "path.to.field is nan".
+
+    Raises
+    ------
+    TypeError
+        A value of a kind that has no JSON form; the message names its field.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if value is None or isinstance(value, bool | int | str):
+        return value, []
+    if isinstance(value, float):
+        return (value, []) if math.isfinite(value) else (None, [f"{where or 'value'} is {value}"])
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value), []
+    if isinstance(value, Mapping):
+        pairs = {str(key): plain(v, f"{where}.{key}".lstrip(".")) for key, v in value.items()}
+        return {key: v for key, (v, _) in pairs.items()}, [n for _, ns in pairs.values() for n in ns]
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        found = [plain(v, f"{where}[{place}]") for place, v in enumerate(items)]
+        return [v for v, _ in found], [n for _, ns in found for n in ns]
+    raise TypeError(f"{where or 'value'}: {type(value).__name__} has no JSON form")
+
+
+def dumps(value: Any, **options: Any) -> str:
+    """Strict JSON in ASCII (so that lone surrogates and line separators are escaped).
+
+    The notes of `plain` go into the field "notes" of a mapping.
+    """
+    value, notes = plain(value)
+    if notes and isinstance(value, dict):
+        value["notes"] = notes
+    return json.dumps(value, allow_nan=False, **options)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON; the file appears whole or not at all."""
+    write_whole(path, (dumps(value, indent=1) + "\n").encode())
+
+
+# ---- the log -------------------------------------------------------------------------------
+
+
+def parse(data: bytes) -> tuple[list[Record], int]:
+    """The objects of a log's bytes, in order, and how many of its lines were damaged.
+
+    Of a damaged line the whole objects at its start count (two writers may have joined theirs).
+    """
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    records: list[Record] = []
+    n_damaged = 0
+    for line in data.split(b"\n"):
+        text = line.decode("utf-8", "replace").strip()
+        n_objects = 0
+        try:
+            while text:
+                value, end = decoder.raw_decode(text)
+                if not isinstance(value, dict):
+                    raise ValueError("not an object")
+                records.append(value)
+                n_objects += 1
+                text = text[end:].lstrip()
+        except (ValueError, RecursionError):
+            n_damaged += 1
+        else:
+            n_damaged += n_objects > 1
+    return records, n_damaged
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The records of a finished or unfinished run; damaged lines are left out.
+
+    Raises
+    ------
+    OSError
+        There is no log.
+    """
+    return parse((folder / RECORDS).read_bytes())[0]
+
+
+class Log:
+    """records.jsonl of a folder, open for this process alone.
+
+    Opening makes the folder, takes its lock and reads what is there. What `keep` does not want
+    and damaged lines are dropped from the file, which is replaced in one step.
+
+    Parameters
+    ----------
+    folder
+        Made when absent.
+    keep
+        Which of the records found stay.
+
+    Attributes
+    ----------
+    records : list of dict
+        What was found and kept.
+    n_damaged, n_dropped : int
+        Damaged lines, and records that `keep` did not want.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be written, or another process has it.
+    """
+
+    def __init__(self, folder: Path, keep: Callable[[Record], bool]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / RECORDS
+        self._lock = _locked(folder)
+        try:
+            data = self.path.read_bytes() if self.path.exists() else b""
+            found, self.n_damaged = parse(data)
+            self.records = [record for record in found if keep(record)]
+            self.n_dropped = len(found) - len(self.records)
+            whole = b"".join(map(_line, self.records))
+            if whole != data:
+                write_whole(self.path, whole)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+        os.close(self._lock)
+
+    def append(self, record: Mapping[str, Any]) -> Record:
+        """Write a record's line, at once and unbuffered; returns it as a reader would see it."""
+        line = _line(record)
+        left = memoryview(line)
+        while left:
+            left = left[os.write(self._file, left) :]
+        written: Record = json.loads(line)
+        self.records.append(written)
+        return written
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return (dumps(record) + "\n").encode()
+
+
+def _locked(folder: Path) -> int:
+    """An open file that holds the folder's lock; the system lets go of it with the process."""
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise BlockingIOError(f"{folder}: another run is writing there") from None
+    return file

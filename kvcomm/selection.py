@@ -1,0 +1,392 @@
+"""Which layers to send: attention mass, scores and strategies (method.md section 4).
+
+Owns `calibrate` and its result `LayerScores`, the table of strategies, and the number of layers
+that a ratio means in either preset. The arithmetic of scores is the core's; the attention mass
+is measured by `Receiver.mass`. Does not run models itself.
+"""
+
+import json
+import math
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvcomm import _core
+from kvcomm.errors import FormatError, NumericError
+from kvcomm.packet import Preset, check_layer_map, check_preset, layer_set, write_whole
+from kvcomm.turns import Context, Question, is_ids
+
+if TYPE_CHECKING:
+    from kvcomm.agents import Positions, Receiver, Sender
+
+#: Weight of the attention against the Gaussian, per family of models, as the paper set it. The
+#: default everywhere is 1.0, which is what the published code runs with.
+ALPHA = {"llama": 1.0, "qwen": 0.8, "falcon": 0.8}
+
+#: Width of the Gaussian over depth, in layers.
+SIGMA = 10.0
+
+#: Seed of the published random selection.
+SEED = 42
+
+VERSION = 1
+FORMAT = "kvcomm.layer_scores"
+
+
+def layer_count(
+    n_layers: int,
+    *,
+    ratio: float | Fraction | str | None = None,
+    count: int | None = None,
+    preset: Preset = "paper",
+) -> int:
+    """M, the number of layers that a ratio (or a plain count) means.
+
+    In preset paper M = ceil(ratio * L), exactly, with the ratio as it is written: 0.7 is 7/10. In
+    preset reference M = int(ratio * L) in double precision, as published.
+
+    Raises
+    ------
+    ValueError
+        Not exactly one of ratio and count; one outside 0 .. 1 or 0 .. L; or preset reference with
+        no layer at all, where the published code cannot run.
+    """
+    check_preset(preset)
+    if (ratio is None) == (count is None):
+        raise ValueError("layers: expected either a ratio or a count")
+    if count is not None:
+        if not 0 <= count <= n_layers:
+            raise ValueError(f"count: {count} is outside 0 .. {n_layers}")
+        n_chosen = count
+    else:
+        if not math.isfinite(float(ratio)) or not 0 <= float(ratio) <= 1:
+            raise ValueError(f"ratio: {ratio} is outside 0 .. 1")
+        if preset == "reference":
+            n_chosen = int(float(ratio) * n_layers)
+        else:
+            n_chosen = math.ceil(Fraction(str(ratio)) * n_layers)
+    if preset == "reference" and n_chosen == 0:
+        raise ValueError(f"ratio: {ratio} of {n_layers} layers is no layer in preset reference")
+    return n_chosen
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a strategy may look at. `best(alpha)` ranks all layers, best first."""
+
+    n_layers: int
+    how_many: Callable[[], int]
+    best: Callable[[float], list[int]]
+    alpha: float
+    seed: int
+    level: int | None
+    first: int | None
+    last: int | None
+    layers: Iterable[int] | None
+
+
+def _attention_level(choice: _Choice) -> Sequence[int]:
+    n_chosen, level = choice.how_many(), _needed("level", choice.level)
+    if level < 0 or (level + 1) * n_chosen > choice.n_layers:
+        raise ValueError(
+            f"level: {level} of {n_chosen} layers each is outside the {choice.n_layers} layers"
+        )
+    return choice.best(1.0)[level * n_chosen : (level + 1) * n_chosen]
+
+
+def _random(choice: _Choice) -> Sequence[int]:
+    # The very draw of the published runs, which nothing precedes.
+    return random.Random(choice.seed).sample(range(choice.n_layers), choice.how_many())
+
+
+def _contiguous(choice: _Choice) -> Sequence[int]:
+    first, last = _needed("first", choice.first), _needed("last", choice.last)
+    if first > last:
+        raise ValueError(f"first: {first} is above last {last}")
+    return range(first, last + 1)
+
+
+def _needed(name: str, value: Any) -> Any:
+    if value is None:
+        raise ValueError(f"{name}: the strategy needs it")
+    return value
+
+
+#: Every strategy by its name.
+STRATEGIES: dict[str, Callable[[_Choice], Iterable[int]]] = {
+    "attention": lambda choice: choice.best(1.0)[: choice.how_many()],
+    "attention_gaussian": lambda choice: choice.best(choice.alpha)[: choice.how_many()],
+    "gaussian": lambda choice: choice.best(0.0)[: choice.how_many()],
+    "random": _random,
+    "contiguous": _contiguous,
+    "attention_level": _attention_level,
+    "layers": lambda choice: _needed("layers", choice.layers),
+    "all": lambda choice: range(choice.n_layers),
+}
+
+#: Those that look at the attention mass, and so need a calibration.
+CALIBRATED = frozenset({"attention", "attention_gaussian", "attention_level"})
+
+
+def choose(
+    strategy: str,
+    n_layers: int,
+    *,
+    mass: ArrayLike | None = None,
+    ratio: float | Fraction | str | None = None,
+    count: int | None = None,
+    preset: Preset = "paper",
+    alpha: float = 1.0,
+    sigma: float = SIGMA,
+    mu: float | None = None,
+    seed: int = SEED,
+    level: int | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    layers: Iterable[int] | None = None,
+) -> tuple[int, ...]:
+    """S, the layers of a strategy, ascending.
+
+    Parameters
+    ----------
+    strategy
+        A key of `STRATEGIES`: "attention" (alpha = 1), "attention_gaussian", "gaussian"
+        (alpha = 0), "random" (without replacement, by `seed`), "contiguous" (`first` .. `last`,
+        both included), "attention_level" (the M layers ranked level * M and after), "layers" (an
+        explicit list), "all".
+    n_layers
+        L, layers of the sender.
+    mass
+        Attention mass per layer [L]; needed by the strategies of `CALIBRATED`.
+    ratio, count
+        M as a share of L (see `layer_count`) or as a number.
+    alpha, sigma, mu
+        Weight of the attention against the Gaussian; the Gaussian's width and centre in layers,
+        counted from 0 (None: the preset's centre).
+
+    Raises
+    ------
+    ValueError
+        An unknown strategy, an argument out of range, or one that the strategy needs and lacks.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, found {strategy!r}")
+    if strategy in CALIBRATED:
+        _needed("mass", mass)
+    check_preset(preset)
+
+    def best(weight: float) -> list[int]:
+        values = np.zeros(n_layers) if mass is None else np.asarray(mass, np.float64)
+        return _rank(values, weight, sigma, mu, preset)
+
+    choice = _Choice(
+        n_layers=n_layers,
+        how_many=lambda: layer_count(n_layers, ratio=ratio, count=count, preset=preset),
+        best=best,
+        alpha=alpha,
+        seed=seed,
+        level=level,
+        first=first,
+        last=last,
+        layers=layers,
+    )
+    return layer_set(STRATEGIES[strategy](choice), n_layers)
+
+
+def _rank(
+    mass: NDArray[np.float64], alpha: float, sigma: float, mu: float | None, preset: Preset
+) -> list[int]:
+    scores = _core.score(mass, alpha=alpha, sigma=sigma, mu=mu, preset=preset)
+    return list(_core.rank(scores, preset=preset))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerScores:
+    """What a calibration found about a pair of models on a kind of data.
+
+    Attributes
+    ----------
+    sample_mass
+        Attention mass of every sample, sender layer and receiver head, float64 [N, L, H]: the
+        weight that a query token gives to the context, mean over the query's tokens.
+    preset
+        Whose rules measured it and choose by it.
+    sender, receiver
+        Fingerprints of the two models.
+    """
+
+    sample_mass: NDArray[np.float64] = field(repr=False)
+    preset: Preset
+    sender: str
+    receiver: str
+
+    @property
+    def mass(self) -> NDArray[np.float64]:
+        """Attention mass per sender layer, [L]: mean over samples and heads."""
+        return self.sample_mass.mean(axis=(0, 2))
+
+    @property
+    def n_samples(self) -> int:
+        return self.sample_mass.shape[0]
+
+    @property
+    def n_layers(self) -> int:
+        """L, layers of the sender."""
+        return self.sample_mass.shape[1]
+
+    def scores(
+        self, alpha: float = 1.0, *, sigma: float = SIGMA, mu: float | None = None
+    ) -> NDArray[np.float32]:
+        """alpha * min-max mass + (1 - alpha) * Gaussian, float32 [L]."""
+        return _core.score(self.mass, alpha=alpha, sigma=sigma, mu=mu, preset=self.preset)
+
+    def ranking(
+        self, alpha: float = 1.0, *, sigma: float = SIGMA, mu: float | None = None
+    ) -> list[int]:
+        """All layers, best first; ties as in the preset."""
+        return _rank(self.mass, alpha, sigma, mu, self.preset)
+
+    def top(
+        self,
+        ratio: float | Fraction | str | None = None,
+        *,
+        count: int | None = None,
+        alpha: float = 1.0,
+        strategy: str = "attention_gaussian",
+        **options: Any,
+    ) -> tuple[int, ...]:
+        """S, the M layers of a strategy, ascending; `options` are those of `choose`."""
+        return choose(
+            strategy,
+            self.n_layers,
+            mass=self.mass,
+            ratio=ratio,
+            count=count,
+            preset=self.preset,
+            alpha=alpha,
+            **options,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON; the file appears whole or not at all."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "preset": self.preset,
+            "sender": self.sender,
+            "receiver": self.receiver,
+            "mass": self.mass.tolist(),
+            "sample_mass": self.sample_mass.tolist(),
+        }
+        write_whole(path, (json.dumps(document, allow_nan=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "LayerScores":
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        FormatError
+            Not such a file, or of another version.
+        OSError
+            The file cannot be read.
+        """
+        where = f"layer scores {os.fsdecode(path)!r}"
+        try:
+            document = json.loads(Path(path).read_bytes())
+            if document["format"] != FORMAT:
+                raise FormatError(f"{where}: format {document['format']!r}, expected {FORMAT!r}")
+            if document["version"] != VERSION:
+                raise FormatError(f"{where}: version is {document['version']}, expected {VERSION}")
+            sample_mass = np.array(document["sample_mass"], np.float64)
+            check_preset(document["preset"])
+            scores = cls(sample_mass, document["preset"], document["sender"], document["receiver"])
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"{where} is not such a file: {error!r}") from None
+        if sample_mass.ndim != 3 or 0 in sample_mass.shape:
+            raise FormatError(
+                f"{where}: sample_mass has shape {sample_mass.shape}, expected 3 axes"
+            )
+        return scores
+
+
+def calibrate(
+    sender: "Sender",
+    receiver: "Receiver",
+    samples: Iterable[tuple[Context | tuple[Context, ...], Question]],
+    *,
+    preset: Preset = "paper",
+    layer_map: Sequence[int] | None = None,
+    positions: "Positions" = "published",
+    skip_first: bool | None = None,
+) -> LayerScores:
+    """Measure how much the receiver's question looks at the sender's context, layer by layer.
+
+    For every sample the sender reads the context and hands over all layers; the receiver prefills
+    the question, and the attention weight on the context is averaged over query tokens and heads
+    (method.md section 4). The matrix of weights never exists.
+
+    Parameters
+    ----------
+    samples
+        Pairs (context, question), each text or token ids; a tuple of contexts stands for several
+        senders, whose tokens all count. One sample is as good as many, the paper found.
+    preset
+        "paper": a causal softmax, all context tokens count. "reference": the published softmax,
+        without the first context token.
+    layer_map
+        Receiver layer of each sender layer; a sender layer is scored by the attention of the
+        receiver layer it lands on.
+    positions
+        Of several senders, as in `Receiver.answer`.
+    skip_first
+        Leave the first context token out of the sum (None: the preset's way).
+
+    Returns
+    -------
+    LayerScores
+        Mass over the sender's layers.
+
+    Raises
+    ------
+    ValueError
+        No samples, an empty context or question.
+    NumericError
+        Preset paper and a mass that is not finite; preset reference takes it for 0.
+    """
+    check_preset(preset)
+    target = check_layer_map(layer_map, sender.model.n_layers, receiver.model.n_layers)
+    rows = []
+    for context, question in samples:
+        several = isinstance(context, tuple) and not is_ids(context)
+        packets = tuple(
+            sender.read(one, preset=preset, trim=False)
+            for one in (context if several else (context,))
+        )
+        mass = receiver.mass(
+            question,
+            packets,
+            skip_first=skip_first,
+            layer_map=layer_map,
+            positions=positions,
+        )
+        rows.append(mass[list(target)])
+    if not rows:
+        raise ValueError("samples: a calibration needs at least one")
+    sample_mass = np.stack(rows)
+    if not np.isfinite(sample_mass).all():
+        if preset == "paper":
+            sample, layer, _ = np.argwhere(~np.isfinite(sample_mass))[0]
+            raise NumericError(f"attention mass of sample {sample}, layer {layer} is not finite")
+        broken = ~np.isfinite(sample_mass).all(axis=2, keepdims=True)
+        sample_mass = np.where(broken, 0.0, sample_mass)
+    return LayerScores(sample_mass, preset, sender.model.fingerprint, receiver.model.fingerprint)

@@ -1,0 +1,155 @@
+"""What a caller may hand to an agent: text or ids, one or many, packets of one sender or several.
+
+Owns the rules by which such arguments become checked token ids and `Turn`s. Does not run models.
+
+A text goes into the chat template as one user turn; a sequence of integers is used as it is. A
+list (of texts or of sequences) is a batch. Packets: None, a Packet, or a tuple of Packets from
+several senders; for a batch also a list of these, one per question.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcomm.errors import MismatchError
+from kvcomm.packet import Packet, Preset, check_preset
+
+if TYPE_CHECKING:
+    from kvcomm.model import Model
+    from kvcomm.tokenizer import Tokenizer
+
+Ids = Sequence[int] | NDArray[np.integer[Any]]
+Context = str | Ids
+Question = str | Ids
+Packets = Packet | tuple[Packet, ...] | None
+Message = Callable[[str], str]
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One question, ids [Q], with the packets that it is asked about."""
+
+    ids: NDArray[np.int32]
+    packets: tuple[Packet, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def is_ids(value: object) -> bool:
+    """Whether a value is one sequence of token ids, rather than a text or a list of such."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) > 0
+        and all(isinstance(v, (int, np.integer)) for v in value)
+    )
+
+
+def is_single(value: object) -> bool:
+    """Whether a context or question is one, rather than a batch."""
+    return not isinstance(value, list) or is_ids(value)
+
+
+def as_ids(value: object, vocab_size: int, what: str) -> NDArray[np.int32]:
+    """Token ids of any integer type, checked, as int32 [n].
+
+    Raises
+    ------
+    TypeError
+        Not a sequence of integers; floats and bools are none.
+    ValueError
+        Empty, of more than one axis, or an id outside the vocabulary: its place and value.
+    """
+    array = np.asarray(value)
+    if array.size == 0 and array.ndim <= 1:
+        raise ValueError(f"{what} is empty")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{what}: expected text or integer ids, found {array.dtype} values")
+    if array.ndim != 1:
+        raise ValueError(f"{what}: expected one sequence of ids, found shape {array.shape}")
+    outside = np.flatnonzero((array < 0) | (array >= vocab_size))
+    if outside.size:
+        place = int(outside[0])
+        raise ValueError(
+            f"{what}: id {int(array[place])} at place {place} is outside 0 .. {vocab_size - 1}"
+        )
+    return np.ascontiguousarray(array, np.int32)
+
+
+def prompt_ids(
+    model: "Model", tokenizer: "Tokenizer | None", value: object, message: Message, what: str
+) -> NDArray[np.int32]:
+    """A text as user turn `message(text)` with the generation prompt, as ids; ids as they are."""
+    if isinstance(value, str):
+        if not value:
+            raise ValueError(f"{what} is empty")
+        if tokenizer is None:
+            raise ValueError(f"{what}: model {model.name!r} has no tokenizer: pass token ids")
+        turn = {"role": "user", "content": message(value)}
+        value = tokenizer.chat([turn], add_generation_prompt=True)
+    return as_ids(value, model.vocab_size, what)
+
+
+def answer_ids(model: "Model", answer: object) -> list[NDArray[np.int32]]:
+    """The alternatives of a given answer, as ids: no space before, no EOS."""
+    several = isinstance(answer, (list, tuple)) and not is_ids(answer)
+    alternatives = []
+    for one in answer if several else [answer]:
+        if isinstance(one, str):
+            if model.tokenizer is None:
+                raise ValueError(f"answer: model {model.name!r} has no tokenizer: pass token ids")
+            one = model.tokenizer.encode(one)
+        alternatives.append(as_ids(one, model.vocab_size, "answer"))
+    if not alternatives:
+        raise ValueError("answer: the list of alternatives is empty")
+    return alternatives
+
+
+def turns_of(model: "Model", question: Any, packet: Any, message: Message) -> list[Turn]:
+    """One turn per question.
+
+    Raises
+    ------
+    ValueError
+        An empty question, or a list of packets that does not go with the questions.
+    TypeError
+        Something that is no question or no packet.
+    """
+    questions = [question] if is_single(question) else question
+    if not isinstance(packet, list):
+        rows = [packet] * len(questions)
+    elif is_single(question):
+        raise ValueError(
+            "packet: a list goes with a list of questions; several senders of one "
+            "question are a tuple"
+        )
+    else:
+        rows = packet
+    if len(rows) != len(questions):
+        raise ValueError(f"packet: {len(rows)} packets for {len(questions)} questions")
+    turns = []
+    for one, row in zip(questions, rows, strict=True):
+        senders = () if row is None else row if isinstance(row, tuple) else (row,)
+        for sender in senders:
+            if not isinstance(sender, Packet):
+                raise TypeError(f"packet: expected a Packet, found {type(sender).__name__}")
+        turns.append(Turn(prompt_ids(model, model.tokenizer, one, message, "question"), senders))
+    return turns
+
+
+def common_preset(turns: Sequence[Turn], asked: Preset | None) -> Preset:
+    """The preset of all packets of a call, which has to be the one asked for, if any was."""
+    if asked is not None:
+        check_preset(asked)
+    found = {packet.preset for turn in turns for packet in turn.packets} or {asked or "paper"}
+    if len(found) > 1 or (asked is not None and asked not in found):
+        raise MismatchError(
+            f"packets of preset {' and '.join(sorted(found))}, asked for "
+            f"{asked or 'one answer from them'}: one call follows one preset"
+        )
+    return found.pop()

@@ -1,0 +1,432 @@
+"""Model.load: what a name means, what is loaded, and that it computes what the oracle computes."""
+
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fixtures
+import numpy as np
+import oracle
+import pytest
+from fixtures import ABSENT, build, write_folder, write_model
+from numpy.typing import NDArray
+
+from kvcomm import catalogue, convert
+from kvcomm._core import Session, Workspace
+from kvcomm.config import read_config
+from kvcomm.errors import (
+    DeviceError,
+    FormatError,
+    MismatchError,
+    NumericError,
+    UnsupportedError,
+)
+from kvcomm.model import Model
+
+IDS = np.random.default_rng(7).integers(0, fixtures.VOCAB_SIZE, 24)
+#: Logits of f32 arithmetic against the oracle's f64.
+LOGITS = 1e-4
+
+
+def logits(model: Model, ids: NDArray[Any] = IDS) -> NDArray[np.float32]:
+    sessions = [Session(model.core)]
+    out, _ = Workspace(model.core).forward(sessions, [ids], output="logits", outputs="all")
+    assert out is not None
+    return out
+
+
+def expected(folder: Path, ids: NDArray[Any] = IDS) -> NDArray[np.float64]:
+    return oracle.read_folder(folder).run(ids).logits
+
+
+def assert_equals_oracle(folder: Path, device: str, **options: Any) -> Model:
+    model = Model.load(folder, device=device, **options)
+    np.testing.assert_allclose(logits(model), expected(folder), rtol=0, atol=LOGITS)
+    return model
+
+
+# ---- logits ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("family", fixtures.FAMILIES)
+def test_logits_of_every_family(
+    tiny: Callable[..., Path], device: str, family: str, dtype: str
+) -> None:
+    folder = tiny(family, dtype=dtype)
+    model = assert_equals_oracle(folder, device)
+    assert model.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"tie_word_embeddings": True}),
+        ("gemma3", {"tie_word_embeddings": False}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {"attention_bias": True}),
+        ("llama", {"num_key_value_heads": None}),
+        ("llama", {"num_key_value_heads": 1}),
+        ("llama", {"head_dim": 24, "hidden_size": 66}),
+        ("llama", {"num_attention_heads": 6, "num_key_value_heads": 3}),
+        ("llama", {"rms_norm_eps": 0.5}),
+        ("qwen3", {"rms_norm_eps": 0.5}),
+        ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+        ("llama", {"partial_rotary_factor": 0.5}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"use_sliding_window": True}),
+        ("gemma3", {"hidden_size": 72, "dtype": "bf16"}),  # its embedding scale is not exact
+        ("gemma3", {"layer_types": ["full_attention", "sliding_attention"] * 3 + ["full_attention"]}),
+    ],
+)  # fmt: skip
+def test_logits_of_configurations(
+    tiny: Callable[..., Path], device: str, family: str, changes: dict[str, Any]
+) -> None:
+    assert_equals_oracle(tiny(family, **changes), device)
+
+
+def test_shards_prefixes_and_alignment(tmp_path: Path, device: str) -> None:
+    config, weights = build("llama")
+    plain = write_folder(tmp_path / "plain", config, weights)
+    whole = assert_equals_oracle(plain, device)
+    others = {
+        "shards": write_folder(tmp_path / "shards", config, weights, shards=3),
+        "prefix": write_folder(
+            tmp_path / "prefix", config, {f"language_model.{n}": w for n, w in weights.items()}
+        ),
+        "moved": Path(shutil.copytree(plain, tmp_path / "moved")),
+        "odd": write_folder(tmp_path / "odd", config, weights),
+    }
+    file = others["odd"] / "model.safetensors"
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little") + 3
+    file.write_bytes(length.to_bytes(8, "little") + content[8 : 5 + length] + b"   "
+                     + content[5 + length :])  # fmt: skip
+    for name, folder in others.items():
+        with Model.load(folder, device=device) as model:
+            np.testing.assert_array_equal(logits(model), logits(whole), err_msg=name)
+            assert model.fingerprint == whole.fingerprint, name
+            assert model.name == name
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_loading_to_another_dtype_rounds_the_matrices(
+    tmp_path: Path, device: str, dtype: str
+) -> None:
+    config, weights = build("qwen2")
+    model = Model.load(write_folder(tmp_path, config, weights), device=device, dtype=dtype)
+    rounded = fixtures.rounded(weights, dtype)
+    matrices = {name: rounded[name] if w.ndim == 2 else w for name, w in weights.items()}
+    reference = oracle.Model(config, matrices).run(IDS).logits
+    np.testing.assert_allclose(logits(model), reference, rtol=0, atol=LOGITS)
+    assert model.dtype == dtype
+
+
+def test_widening_is_exact(tiny: Callable[..., Path], device: str) -> None:
+    folder = tiny("llama", dtype="bf16")
+    assert assert_equals_oracle(folder, device, dtype="f32").dtype == "f32"
+
+
+def test_mixed_types_are_held_in_f32(tmp_path: Path, device: str) -> None:
+    config, weights = build("llama")
+    folder = write_folder(tmp_path, config, weights, shards=2)
+    halves = sorted(folder.glob("*.safetensors"))
+    listed = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    second = {n: w for n, w in weights.items() if listed[n] == halves[1].name}
+    fixtures.write_safetensors(halves[1], second, "bf16")
+    model = Model.load(folder, device=device)
+    assert model.dtype == "f32"
+    mixed = weights | fixtures.rounded(second, "bf16")
+    reference = oracle.Model(config, mixed).run(IDS).logits
+    np.testing.assert_allclose(logits(model), reference, rtol=0, atol=LOGITS)
+
+
+def test_nested_gemma3(tmp_path: Path, device: str) -> None:
+    text, weights = build("gemma3")
+    outer = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+    extra = {"vision_tower.embeddings.weight": np.ones((4, 4), np.float32)}
+    folder = write_folder(
+        tmp_path,
+        outer | {"text_config": text},
+        {f"language_model.{name}": w for name, w in weights.items()} | extra,
+        tokenizer=False,
+    )
+    model = Model.load(folder, device=device)
+    reference = oracle.Model(text, weights).run(IDS).logits
+    np.testing.assert_allclose(logits(model), reference, rtol=0, atol=LOGITS)
+    assert model.unused == ("vision_tower.embeddings.weight",)
+
+
+def test_padded_vocabulary(tiny: Callable[..., Path], device: str) -> None:  # CF-051
+    model = Model.load(tiny("llama"), device=device)
+    assert model.tokenizer is not None
+    assert (model.vocab_size, model.tokenizer.vocab_size) == (320, 300)
+    assert model.tokenizer.decode([310]) == ""
+
+
+# ---- facts about a model --------------------------------------------------------------------
+
+
+def test_attributes(tiny: Callable[..., Path], device: str) -> None:
+    folder = tiny("qwen3", dtype="bf16")
+    model = Model.load(folder, device=device, kv_dtype="f16")
+    facts = (model.n_layers, model.n_heads, model.n_kv_heads, model.head_dim, model.vocab_size)
+    assert facts == (4, 4, 2, 32, 320)
+    assert (model.max_position, model.device, model.kv_dtype) == (2048, device, "f16")
+    assert model.stop_ids == (fixtures.EOS, fixtures.TURN_END)
+    assert model.path == folder
+    assert "qwen3, 4 layers, 4/2 heads of 32, vocabulary 320, bf16" in repr(model)
+    elements = sum(w.size for w in build("qwen3")[1].values())
+    assert model.memory["files"] == 2 * elements
+    assert model.memory["kv_per_token"] == 4 * 2 * 2 * 32 * 2
+    assert model.memory["weights"] == model.nbytes == model.core.nbytes
+
+
+def test_one_copy_of_a_tied_table(tiny: Callable[..., Path], device: str) -> None:  # ST-017
+    tied = Model.load(tiny("llama", tie_word_embeddings=True), device=device)
+    untied = Model.load(tiny("llama"), device=device)
+    assert untied.nbytes - tied.nbytes >= 320 * 64 * 4
+
+
+def test_stop_ids(tmp_path: Path, device: str) -> None:  # CF-045
+    for number, (stated, ids) in enumerate(
+        [([301, 302, 303], (301, 302, 303)), (301, (301,)), ([], ()), (None, ())]
+    ):
+        folder = write_model(tmp_path / str(number), "llama", eos_token_id=stated)
+        assert Model.load(folder, device=device).stop_ids == ids
+    silent = write_model(tmp_path / "silent", "llama", eos_token_id=ABSENT)
+    (silent / "generation_config.json").unlink()
+    assert Model.load(silent, device=device).stop_ids == (fixtures.TURN_END,)  # the tokenizer's
+    bare = write_model(tmp_path / "bare", "llama", eos_token_id=ABSENT, tokenizer=False)
+    assert Model.load(bare, device=device).stop_ids == ()
+
+
+def test_without_a_tokenizer(tiny: Callable[..., Path], device: str) -> None:
+    model = Model.load(tiny("llama", tokenizer=False), device=device)
+    assert model.tokenizer is None
+    assert logits(model).shape == (24, 320)
+
+
+def test_tokenizer_that_does_not_fit(tmp_path: Path, device: str) -> None:
+    folder = write_model(tmp_path, "llama", vocab_size=299)
+    with pytest.raises(MismatchError, match=r"tokenizer has 300 ids, the model 299"):
+        Model.load(folder, device=device)
+
+
+def test_pointer_in_place_of_a_tokenizer(tmp_path: Path, device: str) -> None:  # ST-004
+    folder = write_model(tmp_path, "llama")
+    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid x\n")
+    with pytest.raises(FormatError, match=r"tokenizer\.json.*[Gg]it-(lfs|LFS)"):
+        Model.load(folder, device=device)
+
+
+def test_fingerprints(tmp_path: Path, device: str) -> None:  # KV-093
+    def fingerprint(name: str, **options: Any) -> str:
+        folder = write_model(tmp_path / name, "llama", **options)
+        return Model.load(folder, device=device).fingerprint
+
+    base = fingerprint("base")
+    assert len(base) == 64
+    assert fingerprint("again") == base
+    assert fingerprint("eos", eos_token_id=5) == base
+    others = {
+        fingerprint("seed", seed=2),
+        fingerprint("theta", rope_theta=20000.0),
+        fingerprint("eps", rms_norm_eps=1e-5),
+        fingerprint("bf16", dtype="bf16"),
+    }
+    config, weights = build("llama")
+    weights["model.layers.3.mlp.down_proj.weight"][5, 7] = np.nextafter(
+        weights["model.layers.3.mlp.down_proj.weight"][5, 7], np.float32(9)
+    )
+    one_bit = write_folder(tmp_path / "bit", config, weights)
+    others.add(Model.load(one_bit, device=device).fingerprint)
+    assert len(others | {base}) == 6
+    wide = Model.load(tmp_path / "bf16", device=device, dtype="f32")
+    assert wide.fingerprint == Model.load(tmp_path / "bf16", device=device).fingerprint
+
+
+def test_close(tiny: Callable[..., Path], device: str) -> None:
+    with Model.load(tiny("llama"), device=device) as model:
+        session = Session(model.core)
+        workspace = Workspace(model.core)
+    with pytest.raises(ValueError, match="is closed"):
+        _ = model.core
+    assert "closed" in repr(model)
+    model.close()
+    gc.collect()
+    out, _ = workspace.forward([session], [IDS], output="argmax")  # they keep what they need
+    assert out is not None
+    assert out.shape == (1,)
+
+
+# ---- what is refused ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "name",
+    ["model.embed_tokens.weight", "model.layers.2.mlp.down_proj.weight", "model.norm.weight"],
+)
+def test_weights_that_are_not_finite(tmp_path: Path, device: str, name: str, value: float) -> None:
+    config, weights = build("llama")
+    weights[name].reshape(-1)[-1] = value
+    folder = write_folder(tmp_path, config, weights)
+    with pytest.raises(NumericError, match=rf"model\.safetensors: {name}: "):
+        Model.load(folder, device=device)
+
+
+def test_faults_of_the_folder_come_through(tmp_path: Path, device: str) -> None:
+    folder = write_model(tmp_path / "m", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    for changes, error in (
+        ({"model_type": "mixtral"}, UnsupportedError),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, UnsupportedError),
+        ({"num_key_value_heads": 3}, FormatError),
+        ({"num_key_value_heads": 4}, MismatchError),
+        ({"num_hidden_layers": 5}, FormatError),
+    ):
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(error):
+            Model.load(folder, device=device)
+
+
+def test_configuration_is_judged_before_weights(tmp_path: Path, device: str) -> None:
+    folder = write_model(tmp_path, "llama", rope_scaling={"rope_type": "longrope", "factor": 2})
+    (folder / "model.safetensors").write_bytes(b"no weights at all")
+    with pytest.raises(UnsupportedError, match="longrope"):
+        Model.load(folder, device=device)
+
+
+def test_arguments(tiny: Callable[..., Path]) -> None:
+    folder = tiny("llama")
+    with pytest.raises(ValueError, match="dtype is 'f64', expected one of auto, f32, f16, bf16"):
+        Model.load(folder, dtype="f64")
+    with pytest.raises(ValueError, match="kv_dtype is 'auto'"):
+        Model.load(folder, kv_dtype="auto")
+    with pytest.raises((DeviceError, ValueError), match="abacus"):
+        Model.load(folder, device="abacus")
+    with pytest.raises(TypeError, match="path_or_name is int"):
+        Model.load(7)  # type: ignore[arg-type]
+    for bad in ("", "a\0b"):
+        with pytest.raises(ValueError, match="expected a path or a name"):
+            Model.load(bad)
+
+
+# ---- names ----------------------------------------------------------------------------------
+
+
+def test_kinds_of_paths(tiny: Callable[..., Path], device: str) -> None:
+    folder = tiny("llama")
+    prints = {
+        Model.load(kind(folder), device=device).fingerprint for kind in (str, Path, os.fsencode)
+    }
+    assert len(prints) == 1
+
+
+def test_unknown_names(tmp_path: Path) -> None:
+    for name in (tmp_path / "absent", "no-such-model"):
+        with pytest.raises(FileNotFoundError, match=r"no such folder or file.*smollm2-135m"):
+            Model.load(name)
+    other = tmp_path / "notes.txt"
+    other.write_text("hello")
+    with pytest.raises(UnsupportedError, match=r"neither a model folder nor a GGUF file"):
+        Model.load(other)
+    other.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(FormatError, match=r"git-lfs pointer"):
+        Model.load(other)
+
+
+def test_catalogue_name(
+    tiny: Callable[..., Path], device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tiny("llama")
+    asked: list[str] = []
+
+    def prepared(name: str, **_: Any) -> Path:
+        asked.append(name)
+        return folder
+
+    monkeypatch.setattr(catalogue, "prepared", prepared)
+    monkeypatch.chdir(tmp_path)
+    model = Model.load("smollm2-135m", device=device)
+    assert (model.name, asked) == ("smollm2-135m", ["smollm2-135m"])
+    shutil.copytree(folder, "smollm2-135m")  # a folder of that name goes first
+    assert Model.load("smollm2-135m", device=device).path == Path("smollm2-135m")
+    assert len(asked) == 1
+
+
+def test_hub_id(tiny: Callable[..., Path], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        calls.append((repo_id, options))
+        return str(tiny("llama"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert Model.load("some-org/tiny.model", device=device).name == "some-org/tiny.model"
+    ((repo_id, options),) = calls
+    assert repo_id == "some-org/tiny.model"
+    assert not any("bin" in pattern for pattern in options["allow_patterns"])
+
+
+def test_hub_id_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def snapshot_download(*_: Any, **__: Any) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nmore text")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    message = r"^some-org/model: no such folder or file, and not to be had from the hub: no conn"
+    with pytest.raises(OSError, match=message) as caught:
+        Model.load("some-org/model")
+    assert "\n" not in str(caught.value)
+
+
+# ---- memory: ST-030 -------------------------------------------------------------------------
+
+_PEAK = """
+import sys
+from kvcomm.model import Model
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
+before = peak()
+model = Model.load(sys.argv[1], dtype=sys.argv[2])
+print(peak() - before, model.nbytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_peak_memory(tmp_path: Path, dtype: str) -> None:
+    """Loading takes the model's own memory and about one tensor of the file."""
+    config = fixtures.config_of(
+        "llama", hidden_size=1024, intermediate_size=8192, num_hidden_layers=2, head_dim=256
+    )
+    shapes = fixtures.shapes_of(config)
+    weights = {name: np.broadcast_to(np.float32(0.01), shape) for name, shape in shapes.items()}
+    folder = write_folder(tmp_path, config, weights, dtype="bf16", tokenizer=False)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, folder, dtype],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    peak, held = map(int, done.stdout.split())
+    largest = 2 * max(int(np.prod(shape)) for shape in shapes.values())
+    assert held >= sum(int(np.prod(s)) for s in shapes.values()) * (2 if dtype == "bf16" else 4)
+    assert peak < held + 2 * largest + 8_000_000
+
+
+def test_gguf_file(tiny: Callable[..., Path], device: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    assert read_config(tiny("llama")).family == "llama"
+    assert convert is not None

@@ -1,0 +1,308 @@
+"""Layer choice: numbers of layers, every strategy, scores and calibration against the oracle."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+
+import kvcomm
+from kvcomm.selection import LayerScores, choose, layer_count
+
+STRATEGIES_OF_MASS = ("attention", "attention_gaussian", "gaussian")
+
+
+def scores_of(mass, preset="paper") -> LayerScores:
+    """Scores as if one sample with one head had given this mass."""
+    return LayerScores(np.asarray(mass, np.float64)[None, :, None], preset, "s", "r")
+
+
+# ---- how many ----
+
+
+@pytest.mark.parametrize(
+    ("ratio", "n_layers", "paper", "reference"),
+    [
+        (0.7, 30, 21, 21),  # 20.999999999999996 in doubles, 21 as written
+        (0.55, 20, 11, 11),  # 11.000000000000002 in doubles
+        (0.3, 30, 9, 9),
+        (0.3, 24, 8, 7),
+        (0.7, 24, 17, 16),
+        (0.3, 28, 9, 8),
+        (0.5, 28, 14, 14),
+        (0.7, 28, 20, 19),
+        (0.3, 32, 10, 9),
+        (0.7, 32, 23, 22),
+        (1e-9, 4, 1, None),
+        (1.0, 4, 4, 4),
+    ],
+)
+def test_ratio(ratio, n_layers, paper, reference):
+    assert layer_count(n_layers, ratio=ratio) == paper
+    assert layer_count(n_layers, ratio=np.float64(ratio)) == paper
+    if reference is None:
+        with pytest.raises(ValueError, match="no layer in preset reference"):
+            layer_count(n_layers, ratio=ratio, preset="reference")
+    else:
+        assert layer_count(n_layers, ratio=ratio, preset="reference") == reference
+
+
+def test_ratio_zero_is_no_layer_in_paper_and_refused_in_reference():
+    assert layer_count(30, ratio=0.0) == 0
+    assert choose("gaussian", 30, ratio=0.0) == ()
+    with pytest.raises(ValueError, match="no layer"):
+        layer_count(30, ratio=0.03, preset="reference")
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0001, math.nan, math.inf])
+def test_ratio_out_of_range(ratio):
+    with pytest.raises(ValueError, match=r"ratio: .* outside 0 \.\. 1"):
+        layer_count(30, ratio=ratio)
+
+
+def test_ratio_or_count():
+    with pytest.raises(ValueError, match="either a ratio or a count"):
+        layer_count(30)
+    with pytest.raises(ValueError, match="either a ratio or a count"):
+        layer_count(30, ratio=0.5, count=3)
+    with pytest.raises(ValueError, match=r"count: 31 is outside 0 \.\. 30"):
+        layer_count(30, count=31)
+
+
+# ---- scores ----
+
+
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+@pytest.mark.parametrize("n_layers", [1, 4, 5, 28, 30])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
+def test_scores_and_choice_as_the_oracle(preset, n_layers, alpha):
+    mass = np.random.default_rng(n_layers).random(n_layers)
+    found = scores_of(mass, preset)
+    expected = oracle.scores(mass, alpha=alpha, preset=preset)
+    np.testing.assert_allclose(found.scores(alpha), expected, atol=2e-6)
+    for strategy in STRATEGIES_OF_MASS:
+        for count in range(1, n_layers + 1):
+            chosen = found.top(count=count, alpha=alpha, strategy=strategy)
+            assert len(chosen) == count
+            if 0.0 < alpha and strategy != "gaussian":  # no ties
+                assert list(chosen) == oracle.chosen_layers(
+                    strategy, n_layers, mass=mass, count=count, preset=preset, alpha=alpha
+                )
+
+
+@pytest.mark.parametrize(("n_layers", "paper"), [(4, 1), (5, 1), (28, 13)])
+def test_prior_peaks_where_documented(n_layers, paper):
+    """mu = L / 2 - 1, a half goes to the lower of two equal layers; (L - 1) / 2 in reference."""
+    mass = np.zeros(n_layers)
+    paper_scores = scores_of(mass).scores(0.0, sigma=0.5)
+    assert int(np.argmax(paper_scores)) == paper
+    published = scores_of(mass, "reference").scores(0.0, sigma=0.5)
+    np.testing.assert_allclose(published, published[::-1], atol=1e-7)
+    assert scores_of(mass).ranking(0.0, mu=2.0, sigma=0.1)[0] == 2
+
+
+def test_equal_masses_leave_the_choice_to_the_prior_and_ties_to_the_preset():
+    mass = [0.3, 0.3, 0.3, 0.3]
+    assert scores_of(mass).scores(1.0).tolist() == [0, 0, 0, 0]
+    assert scores_of(mass).ranking(1.0) == [0, 1, 2, 3]
+    assert scores_of(mass, "reference").ranking(1.0) == [3, 2, 1, 0]
+    assert scores_of(mass).top(count=1, alpha=0.5) == (1,)
+    assert scores_of([0.3]).scores(0.5).tolist() == pytest.approx([0.5 * math.exp(-0.5 / 400)], 1e-3)
+
+
+# ---- strategies ----
+
+
+def test_random_is_pythons_own_draw():
+    expected = random.Random(42).sample(range(30), 9)
+    assert choose("random", 30, ratio=0.3) == tuple(sorted(expected))
+    assert choose("random", 30, ratio=0.3, seed=7) != choose("random", 30, ratio=0.3, seed=8)
+
+
+def test_contiguous_includes_both_ends():
+    assert choose("contiguous", 30, first=5, last=15) == tuple(range(5, 16))
+    assert choose("contiguous", 30, first=4, last=4) == (4,)
+    with pytest.raises(ValueError, match="first: 5 is above last 4"):
+        choose("contiguous", 30, first=5, last=4)
+    with pytest.raises(ValueError, match=r"30 is outside 0 \.\. 29"):
+        choose("contiguous", 30, first=5, last=30)
+    with pytest.raises(ValueError, match="last: the strategy needs it"):
+        choose("contiguous", 30, first=5)
+
+
+def test_attention_level_takes_the_next_ranks():
+    mass = [0.1, 0.9, 0.5, 0.7, 0.3]
+    levels = [scores_of(mass).top(count=2, strategy="attention_level", level=n) for n in (0, 1)]
+    assert levels == [(1, 3), (2, 4)]
+    with pytest.raises(ValueError, match="level: 2 of 2 layers each"):
+        scores_of(mass).top(count=2, strategy="attention_level", level=2)
+
+
+def test_layers_and_all():
+    assert choose("layers", 4, layers=[3, 1, 1]) == (1, 3)
+    assert choose("layers", 4, layers=[]) == ()
+    assert choose("all", 4) == (0, 1, 2, 3)
+    assert choose("layers", 4, layers=np.array([1, 3])) == (1, 3)
+
+
+def test_unknown_strategy_and_missing_mass():
+    with pytest.raises(ValueError, match="strategy: expected one of attention, "):
+        choose("best", 30, ratio=0.5)
+    with pytest.raises(ValueError, match="mass: the strategy needs it"):
+        choose("attention", 30, ratio=0.5)
+    with pytest.raises(ValueError, match="alpha"):
+        scores_of([0.1, 0.2]).top(0.5, alpha=1.5)
+
+
+# ---- calibration ----
+
+
+@pytest.fixture(scope="module")
+def pair(tiny, device):
+    """(folder, sender, receiver) of a tiny llama."""
+    folder = tiny("llama")
+    model = kvcomm.Model.load(folder, device=device)
+    return folder, kvcomm.Sender(model), kvcomm.Receiver(model)
+
+
+CONTEXTS = [[5, 9, 31, 77, 200, 14, 3], [8, 8, 120], [44]]
+QUESTIONS = [[10, 20, 30, 40], [7, 1], [99, 98, 97, 96, 95]]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+def test_calibration_as_the_oracle(tiny, device, family, preset):
+    folder = tiny(family)
+    model = kvcomm.Model.load(folder, device=device)
+    found = kvcomm.calibrate(
+        kvcomm.Sender(model),
+        kvcomm.Receiver(model),
+        list(zip(CONTEXTS, QUESTIONS, strict=True)),
+        preset=preset,
+    )
+    reference = oracle.read_folder(folder)
+    expected = np.zeros(model.n_layers)
+    for context, question in zip(CONTEXTS, QUESTIONS, strict=True):
+        run = oracle.read(reference, context)
+        given = oracle.send(reference, [run], range(model.n_layers), preset=preset)
+        expected += oracle.layer_masses(
+            reference, question, given, start=len(context), preset=preset
+        )
+    np.testing.assert_allclose(found.mass, expected / len(CONTEXTS), rtol=1e-4, atol=1e-7)
+    assert found.sample_mass.shape == (3, model.n_layers, model.n_heads)
+    assert (found.n_samples, found.n_layers) == (3, model.n_layers)
+
+
+def test_skipping_the_first_token_is_its_own_switch(pair):
+    """Windowed layers too: the first token is skipped, not the first one still in the window."""
+    folder, sender, receiver = pair
+    reference = oracle.read_folder(folder)
+    context, question = CONTEXTS[0], QUESTIONS[0]
+    given = oracle.send(reference, [oracle.read(reference, context)], range(4))
+    run = oracle.exchange(reference, question, given, start=len(context), layers=range(4))
+    for skip in (False, True):
+        expected = [
+            oracle.mean_mass(run.weights[layer], len(context), skip=int(skip)) for layer in range(4)
+        ]
+        found = kvcomm.calibrate(sender, receiver, [(context, question)], skip_first=skip)
+        np.testing.assert_allclose(found.mass, expected, rtol=1e-4)
+
+
+def test_skip_first_with_windows(tiny, device):
+    model = kvcomm.Model.load(tiny("mistral"), device=device)  # every layer sees 8 tokens
+    sender, receiver = kvcomm.Sender(model), kvcomm.Receiver(model)
+    context = list(range(20, 40))
+    counted, skipped = (
+        kvcomm.calibrate(sender, receiver, [(context, [1, 2])], skip_first=skip).mass
+        for skip in (False, True)
+    )
+    assert counted.tolist() == skipped.tolist()  # the first token is out of sight anyway
+
+
+def test_two_senders_and_layer_map(tiny, device):
+    """A sender layer is scored by the receiver layer it lands on; all senders' tokens count."""
+    deep = tiny("llama", num_hidden_layers=6, seed=3)
+    small, large = (kvcomm.Model.load(f, device=device) for f in (tiny("llama"), deep))
+    layer_map = kvcomm.published_layer_map(4, 6)
+    assert layer_map == (0, 2, 3, 5)
+    found = kvcomm.calibrate(
+        kvcomm.Sender(small),
+        kvcomm.Receiver(large),
+        [((CONTEXTS[0], CONTEXTS[1]), QUESTIONS[0])],
+        layer_map=layer_map,
+    )
+    sender, receiver = oracle.read_folder(tiny("llama")), oracle.read_folder(deep)
+    runs = [oracle.read(sender, context) for context in CONTEXTS[:2]]
+    given = oracle.send(sender, runs, range(4), layer_map=layer_map, n_receiver_layers=6)
+    expected = oracle.layer_masses(
+        receiver, QUESTIONS[0], given, start=10, layer_map=layer_map
+    )
+    np.testing.assert_allclose(found.mass, expected, rtol=1e-4)
+
+
+def test_bad_samples(pair):
+    _, sender, receiver = pair
+    with pytest.raises(ValueError, match="samples: a calibration needs at least one"):
+        kvcomm.calibrate(sender, receiver, [])
+    with pytest.raises(ValueError, match="context is empty"):
+        kvcomm.calibrate(sender, receiver, [("", "question")])
+    with pytest.raises(ValueError, match="question is empty"):
+        kvcomm.calibrate(sender, receiver, [("context", "")])
+    with pytest.raises(ValueError, match="one token is not measured"):
+        kvcomm.calibrate(sender, receiver, [([1, 2, 3], [4])], preset="reference")
+
+
+def test_mass_that_is_no_number():
+    broken = np.array([[[0.2, np.nan], [0.4, 0.6]]])
+
+    class Agent:
+        class model:  # noqa: N801
+            n_layers, fingerprint = 2, "f"
+
+        def read(self, *_args, **_options):
+            return None
+
+        def mass(self, *_args, **_options):
+            return broken[0]
+
+    found = kvcomm.calibrate(Agent(), Agent(), [([1], [2])], preset="reference")
+    assert found.mass.tolist() == [0.0, 0.5]
+    with pytest.raises(kvcomm.errors.NumericError, match="sample 0, layer 0"):
+        kvcomm.calibrate(Agent(), Agent(), [([1], [2])])
+
+
+# ---- on disk ----
+
+
+def test_save_and_load(tmp_path: Path):
+    mass = np.random.default_rng(1).random((3, 5, 2))
+    scores = LayerScores(mass, "reference", "abc", "def")
+    scores.save(tmp_path / "scores.json")
+    again = LayerScores.load(tmp_path / "scores.json")
+    assert again.sample_mass.tolist() == mass.tolist()
+    assert (again.preset, again.sender, again.receiver) == ("reference", "abc", "def")
+    assert again.top(0.5, alpha=0.8) == scores.top(0.5, alpha=0.8)
+    assert [p.name for p in tmp_path.iterdir()] == ["scores.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version is 2, expected 1"),
+        ({"format": "x"}, "format 'x', expected 'kvcomm.layer_scores'"),
+        ({"sample_mass": [1.0]}, "sample_mass has shape"),
+        ({"preset": "mine"}, "preset"),
+    ],
+)
+def test_load_refuses(tmp_path: Path, change, message):
+    path = tmp_path / "scores.json"
+    scores_of([0.1, 0.2]).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(kvcomm.errors.FormatError, match=message):
+        LayerScores.load(path)
+    path.write_bytes(b"\xff\x00 not json")
+    with pytest.raises(kvcomm.errors.FormatError, match=r"scores\.json"):
+        LayerScores.load(path)
