@@ -19,6 +19,8 @@ help:
 	@echo "make c-tests   the C unit tests, without Python"
 	@echo "make sanitize  the C unit tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make lint      ruff, clang-format and the include check"
+	@echo "make abi-check csrc/py/abi.h against CPython's headers, where they are"
+	@echo "make package   sdist and wheel, tried in an environment of their own"
 	@echo "make clean     remove $(VENV), build/ and compiled files"
 
 # ---- the package ----
@@ -71,9 +73,30 @@ sanitize: build/c/address build/c/thread
 	build/c/address --device guard
 	TSAN_OPTIONS=halt_on_error=1 build/c/thread threads
 
+# CPython's headers are not needed to build; where they are, abi.h is held against them.
+abi-check:
+	$(CC) -std=c11 -Wall -Wextra -Werror -fsyntax-only tests/c/abi_check.c
+	@headers=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_paths()["include"])'); \
+	if test -f "$$headers/Python.h"; then \
+	    $(CC) -std=c11 -Wall -Werror -fsyntax-only -DWITH_PYTHON_H -I"$$headers" \
+	        tests/c/abi_check.c && echo "abi.h agrees with $$headers"; \
+	else echo "abi.h: no Python.h here to hold it against"; fi
+
+# ---- what a user installs: sdist, wheel from it, and the wheel in an environment of its own ----
+
+package: $(VENV)/made
+	rm -rf build/package && mkdir -p build/package
+	$(BIN)/python -m pip install --quiet build
+	$(BIN)/python -m build --quiet --outdir build/package .
+	$(PYTHON) -m venv build/package/venv
+	build/package/venv/bin/python -m pip install --quiet build/package/kvcomm-*.whl
+	cd build/package && venv/bin/python -c 'import kvcomm, kvcomm._core; \
+	    print("kvcomm", kvcomm.__version__, kvcomm.devices()[0]["description"])'
+	build/package/venv/bin/kvcomm --help > build/package/help.txt
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info kvcomm/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo test lint c-tests sanitize clean
+.PHONY: help build demo test lint c-tests sanitize abi-check package clean
 .DEFAULT_GOAL := help

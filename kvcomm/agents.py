@@ -118,7 +118,7 @@ class Sender:
             "middle": a longer prompt loses its middle, and the packet says how many tokens. None:
             it is refused.
         trim
-            Drop keys of windowed layers that no receiver can see.
+            Drop keys of windowed layers that no receiver can see (preset paper).
 
         Returns
         -------
@@ -516,9 +516,9 @@ class Receiver:
         slack = None
         if turn.packets:
             kv = self._joined(turn.packets, layer_map, positions)
-            session.give(kv, layer_map)  # positions start at the sum of the contexts' lengths
             start, n_layers = kv.next_position, self.model.n_layers
             target = check_layer_map(layer_map, kv.n_layers, n_layers)
+            session.give(kv, list(target))  # its positions begin at `start`, the sum of lengths
             whole = {target[layer] for packet in turn.packets for layer in packet.whole_layers}
             others = [layer for layer in range(n_layers) if layer not in whole]
             if preset == "reference":

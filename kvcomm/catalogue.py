@@ -147,9 +147,7 @@ def fetch(name: str, cache: AnyPath | None = None, progress: Progress | None = N
     return target
 
 
-def prepared(
-    name: str, cache: AnyPath | None = None, progress: Progress | None = None
-) -> Path:
+def prepared(name: str, cache: AnyPath | None = None, progress: Progress | None = None) -> Path:
     """A model's Hugging Face folder in f32, fetched and converted when it is first asked for.
 
     Arguments and errors are those of `fetch`, and the errors of `kvcomm.convert.convert`. Any

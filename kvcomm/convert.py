@@ -82,11 +82,11 @@ def convert(gguf_path: AnyPath, folder: AnyPath, dtype: str = "f32") -> Path:
     sources = {tensor.name: tensor for tensor in reader.tensors}
     try:
         family = families.family_of(fields)
+        tokenizer, tokenizer_config = rebuild(fields)
         config = families.config_of(family, fields, sources)
         config["dtype"] = config["torch_dtype"] = _TORCH_NAMES[dtype]
         tensors = families.tensors_of(family, config, sources)
         _check_tensors(tensors, sources)
-        tokenizer, tokenizer_config = rebuild(fields)
         tokenizer_config["model_max_length"] = config["max_position_embeddings"]
         texts = {
             "config.json": config,
@@ -202,9 +202,7 @@ def _sha256(path: Path) -> str:
 def _check_tensors(tensors: Mapping[str, Tensor], sources: Mapping[str, Any]) -> None:
     missing = [t.source for t in tensors.values() if t.source not in sources]
     if missing:
-        raise FormatError(
-            f"{len(missing)} tensors are missing, the first {', '.join(missing[:3])}"
-        )
+        raise FormatError(f"{len(missing)} tensors are missing, the first {', '.join(missing[:3])}")
     # A tensor that nothing reads (a bias, an expert, a sink) would change the answers.
     extra = sorted(set(sources) - {t.source for t in tensors.values()} - {"rope_freqs.weight"})
     if extra:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvcomm.errors import FormatError, UnsupportedError
+from kvcomm.vocabulary import CONTROL
 
 
 @dataclass(frozen=True)
@@ -308,10 +309,8 @@ def generation_config_of(
 ) -> dict[str, Any]:
     tokens = fields.get("tokenizer.ggml.tokens", [])
     types = fields.get("tokenizer.ggml.token_type", [])
-    ends = [
-        fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")
-    ]
-    controls = {token: i for i, (token, kind) in enumerate(zip(tokens, types)) if kind == 3}
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    controls = {tokens[i]: i for i, kind in enumerate(types) if kind == CONTROL}
     ends += [controls.get(text) for text in family.ends]
     unique = list(dict.fromkeys(i for i in ends if i is not None))
     content = {
@@ -379,9 +378,7 @@ def tensors_of(
             result[f"model.layers.{layer}.{ours}"] = Tensor(
                 f"blk.{layer}.{theirs}", shape, n_heads, is_norm and family.one_plus
             )
-    result["model.norm.weight"] = Tensor(
-        "output_norm.weight", (hidden,), minus_one=family.one_plus
-    )
+    result["model.norm.weight"] = Tensor("output_norm.weight", (hidden,), minus_one=family.one_plus)
     if "output.weight" in sources:
         result["lm_head.weight"] = Tensor("output.weight", (vocab, hidden))
     return result

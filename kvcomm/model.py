@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -143,7 +144,7 @@ class Model:
         """
         _check_choice("dtype", dtype, ("auto", *_DTYPES))
         _check_choice("kv_dtype", kv_dtype, _DTYPES)
-        folder, name = _find(path_or_name, cache)
+        folder, name = _find(path_or_name, cache, progress)
         config = read_config(folder)
         tokenizer = _read_tokenizer(folder, config)
         weights = open_weights(folder)
@@ -234,7 +235,7 @@ def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
 # ---- what a name means ---------------------------------------------------------------------
 
 
-def _find(source: AnyPath, cache: AnyPath | None) -> tuple[Path, str]:
+def _find(source: AnyPath, cache: AnyPath | None, progress: bool) -> tuple[Path, str]:
     """The folder to read, and the model's name."""
     if not isinstance(source, str | bytes | os.PathLike):
         raise TypeError(f"path_or_name is {type(source).__name__}, expected str, bytes or a path")
@@ -245,9 +246,10 @@ def _find(source: AnyPath, cache: AnyPath | None) -> tuple[Path, str]:
     if path.is_dir():
         return path, shown(path.resolve().name)
     if path.is_file():
-        return _converted(path, cache), shown(path.stem)
+        _check_gguf(path)
+        return convert.prepared(path, cache), shown(path.stem)
     if isinstance(source, str) and text in catalogue.CATALOGUE:
-        return catalogue.prepared(text, cache=cache), text
+        return catalogue.prepared(text, cache, _report if progress else None), text
     if isinstance(source, str) and _HUB_ID.fullmatch(text):
         return _from_hub(text, cache), text
     raise FileNotFoundError(
@@ -255,7 +257,7 @@ def _find(source: AnyPath, cache: AnyPath | None) -> tuple[Path, str]:
     )
 
 
-def _converted(path: Path, cache: AnyPath | None) -> Path:
+def _check_gguf(path: Path) -> None:
     check_pointer(path)
     with open(path, "rb") as file:
         magic = file.read(4)
@@ -263,7 +265,10 @@ def _converted(path: Path, cache: AnyPath | None) -> Path:
         raise UnsupportedError(
             f"{shown(path)}: neither a model folder nor a GGUF file (starts with {magic!r})"
         )
-    return convert.prepared(path, cache=cache)
+
+
+def _report(what: str, _done: int, _total: int) -> None:
+    tqdm.write(what, file=sys.stderr)
 
 
 def _from_hub(name: str, cache: AnyPath | None) -> Path:

@@ -103,6 +103,7 @@ class Origin:
     def of(cls, model: "Model") -> "Origin":
         """The origin of packets that `model` makes."""
         config = model.config.core
+        same = [0] * config["n_layers"]
         ropes = [_spell_rope(rope) for rope in config["rope"]]
         return cls(
             model=model.name,
@@ -111,9 +112,9 @@ class Origin:
             vocab_size=config["vocab_size"],
             n_kv_heads=config["n_kv_heads"],
             head_dim=config["head_dim"],
-            rope=tuple(ropes[which] for which in config["rope_of_layer"]),
+            rope=tuple(ropes[which] for which in config.get("rope_of_layer", same)),
             window=config["window"],
-            windowed=tuple(config["windowed"]),
+            windowed=tuple(map(bool, config.get("windowed", same))),
         )
 
     @property
@@ -256,15 +257,15 @@ class Packet:
             raise ValueError(f"layers: {missing[0]} is not in the packet, which has {self.layers}")
         whole = whole_layers(chosen, self.preset)
         kv = self.kv.select(whole, sink=self.preset == "reference")
-        if self.preset == "reference" and self.context_len >= self.origin.window > 0:
-            # No receiver sees the first token through the window, and a trimmed layer lacks it.
-            windowed = self.origin.windowed
-            kv = kv.select([n for n in range(self.n_layers) if n in whole or not windowed[n]])
         return replace(self, kv=kv, layers=chosen)
 
     def trim(self) -> "Packet":
-        """The packet without those keys of windowed layers that no receiver can see."""
-        if not self.origin.window:
+        """The packet without those keys of windowed layers that no receiver can see.
+
+        In preset reference everything stays: it sends what the published code sends, and a sink
+        is the first token even where the window has passed it.
+        """
+        if self.preset == "reference" or not self.origin.window:
             return self
         return replace(self, kv=self.kv.trim(self.origin.windowed, self.origin.window))
 
@@ -342,7 +343,7 @@ class Packet:
         """
         return _parse(bytes(data), "packet", device)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | bytes | os.PathLike[str]) -> None:
         """Write the packet to a file, which appears whole or not at all.
 
         Raises
@@ -354,7 +355,7 @@ class Packet:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, model: "Model | None" = None, device: str = "cpu"
+        cls, path: str | bytes | os.PathLike[str], *, model: "Model | None" = None, device: str = "cpu"
     ) -> "Packet":
         """The packet that `save` wrote.
 
@@ -372,7 +373,7 @@ class Packet:
             The file cannot be read.
         """
         where = f"packet file {os.fsdecode(path)!r}"
-        packet = _parse(Path(path).read_bytes(), where, device)
+        packet = _parse(Path(os.fsdecode(path)).read_bytes(), where, device)
         if model is not None and packet.fingerprint != model.fingerprint:
             raise MismatchError(
                 f"{where} was made by {packet.origin.model!r} ({packet.fingerprint[:12]}), "
@@ -386,9 +387,9 @@ def whole_layers(layers: Sequence[int], preset: Preset) -> tuple[int, ...]:
     return tuple(sorted({0, *layers})) if preset == "reference" else tuple(layers)
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+def write_whole(path: str | bytes | os.PathLike[str], data: bytes) -> None:
     """Write a file beside its place, flush it to the disk, and move it there in one step."""
-    target = Path(path)
+    target = Path(os.fsdecode(path))
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with open(aside, "xb") as file:

@@ -9,7 +9,8 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,55 +116,71 @@ def read_records(folder: Path) -> list[Record]:
     return parse((folder / RECORDS).read_bytes())[0]
 
 
-class Log:
-    """records.jsonl of a folder, open for this process alone.
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder and keep every other process from writing a run there.
 
-    Opening makes the folder, takes its lock and reads what is there. What `keep` does not want
-    and damaged lines are dropped from the file, which is replaced in one step.
+    The system lets go of the lock with the process, however that ends.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be written, or another run is writing there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"{folder}: another run is writing there") from None
+        yield
+    finally:
+        os.close(file)
+
+
+class Log:
+    """records.jsonl of a folder, open for appending; hold the folder's lock around it.
+
+    Damaged lines and what `keep` does not want are dropped from the file, which is replaced in one
+    step before anything is appended.
 
     Parameters
     ----------
     folder
-        Made when absent.
+        Where the log is, or will be.
     keep
-        Which of the records found stay.
+        Which of the records found stay; called once for each, in order.
 
     Attributes
     ----------
     records : list of dict
-        What was found and kept.
+        What was found and kept, and what was appended since.
     n_damaged, n_dropped : int
         Damaged lines, and records that `keep` did not want.
 
     Raises
     ------
     OSError
-        The folder cannot be written, or another process has it.
+        The log cannot be read or written.
     """
 
     def __init__(self, folder: Path, keep: Callable[[Record], bool]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / RECORDS
-        self._lock = _locked(folder)
-        try:
-            data = self.path.read_bytes() if self.path.exists() else b""
-            found, self.n_damaged = parse(data)
-            self.records = [record for record in found if keep(record)]
-            self.n_dropped = len(found) - len(self.records)
-            whole = b"".join(map(_line, self.records))
-            if whole != data:
-                write_whole(self.path, whole)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        except BaseException:
-            os.close(self._lock)
-            raise
+        path = folder / RECORDS
+        data = path.read_bytes() if path.exists() else b""
+        found, self.n_damaged = parse(data)
+        self.records = [record for record in found if keep(record)]
+        self.n_dropped = len(found) - len(self.records)
+        whole = b"".join(map(_line, self.records))
+        if whole != data:
+            write_whole(path, whole)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def __enter__(self) -> "Log":
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
-        os.close(self._lock)
 
     def append(self, record: Mapping[str, Any]) -> Record:
         """Write a record's line, at once and unbuffered; returns it as a reader would see it."""
@@ -178,14 +195,3 @@ class Log:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     return (dumps(record) + "\n").encode()
-
-
-def _locked(folder: Path) -> int:
-    """An open file that holds the folder's lock; the system lets go of it with the process."""
-    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise BlockingIOError(f"{folder}: another run is writing there") from None
-    return file

@@ -274,7 +274,7 @@ class LayerScores:
             **options,
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | bytes | os.PathLike[str]) -> None:
         """Write as JSON; the file appears whole or not at all."""
         document = {
             "format": FORMAT,
@@ -288,7 +288,7 @@ class LayerScores:
         write_whole(path, (json.dumps(document, allow_nan=False) + "\n").encode())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "LayerScores":
+    def load(cls, path: str | bytes | os.PathLike[str]) -> "LayerScores":
         """Read what `save` wrote.
 
         Raises
@@ -300,7 +300,7 @@ class LayerScores:
         """
         where = f"layer scores {os.fsdecode(path)!r}"
         try:
-            document = json.loads(Path(path).read_bytes())
+            document = json.loads(Path(os.fsdecode(path)).read_bytes())
             if document["format"] != FORMAT:
                 raise FormatError(f"{where}: format {document['format']!r}, expected {FORMAT!r}")
             if document["version"] != VERSION:

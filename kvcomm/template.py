@@ -92,7 +92,9 @@ def plain(value: Any, change: Callable[[str], str], where: str) -> Any:
         return {str(k): plain(v, change, f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, change, f"{where}[{i}]") for i, item in enumerate(value)]
-    raise TypeError(f"{where}: expected text, numbers, lists or dicts, found {type(value).__name__}")
+    raise TypeError(
+        f"{where}: expected text, numbers, lists or dicts, found {type(value).__name__}"
+    )
 
 
 def check_messages(messages: Any) -> None:
@@ -138,8 +140,9 @@ def render(source: str, messages: list[dict[str, Any]], variables: Mapping[str, 
     # A key whose value is null would be printed as "None" by many templates; they handle a
     # missing key.
     messages = [{k: v for k, v in m.items() if v is not None} for m in messages]
+    variables = {"tools": None, "documents": None, **variables}
     try:
-        text = template.render({"tools": None, "documents": None, **variables, "messages": messages})
+        text = template.render({**variables, "messages": messages})
     except (jinja2.UndefinedError, SecurityError) as error:
         raise FormatError(f"chat template: {error}") from None
     except _MESSAGE_ERRORS as error:
@@ -160,7 +163,7 @@ def _first_refused(
     """The last message of the shortest beginning of `messages` that cannot be rendered."""
     for n in range(1, len(messages)):
         try:
-            template.render({"tools": None, "documents": None, **variables, "messages": messages[:n]})
+            template.render({**variables, "messages": messages[:n]})
         except _MESSAGE_ERRORS:
             return n - 1
     return len(messages) - 1

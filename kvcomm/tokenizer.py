@@ -28,12 +28,15 @@ from kvcomm.vocabulary import check_merges, pairs
 _SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 # Noncharacters of Unicode, which no text for exchange may hold; U+FFFD takes their place in
-# message texts. The first three mark forged control tokens while a template is rendered: the
-# token after, the token before, an edge that could be one half of a token. The last stands for
-# a genuine token in text that is encoded as plain text.
+# message texts. While a template is rendered they mark forged control tokens: the token after,
+# the token before (either with the token's id in the digits), and an edge that could be one half
+# of a token. The last stands for a genuine token in text that is encoded as plain text.
 _AFTER, _BEFORE, _EDGE, _GENUINE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-_NO_MARKS = str.maketrans("", "", _AFTER + _BEFORE + _EDGE)
-_NO_NONCHARACTERS = str.maketrans(dict.fromkeys(_AFTER + _BEFORE + _EDGE + _GENUINE, "\ufffd"))
+_DIGITS = [chr(c) for c in range(0xFDD4, 0xFDF0)]
+_NO_MARKS = str.maketrans("", "", "".join((_AFTER, _BEFORE, _EDGE, *_DIGITS)))
+_NO_NONCHARACTERS = str.maketrans(
+    dict.fromkeys((_AFTER, _BEFORE, _EDGE, _GENUINE, *_DIGITS), "\ufffd")
+)
 
 # What clean_up_tokenization_spaces means where a folder asks for it, in this order.
 _CLEAN_UP = (
@@ -340,7 +343,8 @@ class Tokenizer:
         def clean(text: str) -> str:
             return text.translate(_NO_NONCHARACTERS)
 
-        name = "tool_use" if kwargs.get("tools") and "tool_use" in self.chat_templates else "default"
+        with_tools = kwargs.get("tools") and "tool_use" in self.chat_templates
+        name = "tool_use" if with_tools else "default"
         if chat_template is not None:
             source = self.chat_templates.get(chat_template, chat_template)
         elif name in self.chat_templates:
@@ -368,15 +372,17 @@ class Tokenizer:
 
         Templates trim, split at and look for tokens in a text, and ask how it begins and ends:
         marks stand beside tokens, never in them, inside of the margins of white space, and
-        after the token if the text begins with one.
+        after the token if the text begins with one. A mark names its token, since a template
+        may cut the token away and put one of its own beside the mark.
         """
         core = text.strip()
         margin = len(text) - len(text.lstrip())
         parts, done = [], 0
-        for _, start, end in self._control_spans(text):
+        for i, start, end in self._control_spans(text):
+            token = text[start:end]
             first = not text[:start].strip()
-            parts += [text[done:start], "" if first else _AFTER, text[start:end]]
-            parts.append(_BEFORE if first else "")
+            parts += [text[done:start], token + _BEFORE + _digits(i) if first else ""]
+            parts.append("" if first else _AFTER + _digits(i) + token)
             done = end
         marked = "".join((*parts, text[done:]))
         if core.endswith(self._beginnings):
@@ -390,7 +396,8 @@ class Tokenizer:
         """Encode a rendered text: marked tokens as plain text, the others as what they are."""
         genuine, parts, done = [], [], 0
         for i, start, end in self._control_spans(text):
-            if text[:start].endswith(_AFTER) or text.startswith(_BEFORE, end):
+            before, after = _AFTER + _digits(i), _BEFORE + _digits(i)
+            if text.endswith(before, 0, start) or text.startswith(after, end):
                 continue
             genuine.append(i)
             parts += [text[done:start], _GENUINE]
@@ -461,13 +468,18 @@ class TextStream:
 
     The pieces joined are the text of all ids decoded at once. At most the bytes of one
     unfinished character are held back (and, where the folder asks for spaces to be cleaned
-    up, the last few characters after a blank). One exception: if ids of a tokenizer with byte
-    fallback end inside a character, what ends the stream is a single U+FFFD.
+    up, the last few characters after a blank). One exception: a tokenizer with byte fallback
+    whose ids end inside a character decodes the whole run of bytes to U+FFFD; the stream only
+    the bytes of that character.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        # A word in front, since the first token of a text may lose its leading blank.
+        self._anchor = tokenizer.encode("a")[-1:]
+        # An unfinished character shows as one mark, or as one for each byte.
+        self._n_marks = 3 if getattr(tokenizer._full.model, "byte_fallback", False) else 1
         self._window: list[int] = []
         self._sent = 0  # characters of the window's text that were taken from it
         self._tail = ""  # taken, but kept for the clean-up of spaces
@@ -478,13 +490,14 @@ class TextStream:
         if not known:
             return ""
         self._window += known
-        text = self._text(self._window)
-        # One mark at the end may be a character whose bytes are still to come.
-        certain = text.removesuffix("\ufffd")
+        text = certain = self._text(self._window)
+        for _ in range(self._n_marks):
+            certain = certain.removesuffix("\ufffd")
         piece = certain[self._sent :]
         self._sent = max(self._sent, len(certain))
-        if certain == text and (last := self._text(known)) and "\ufffd" not in last:
-            self._window, self._sent = known, len(last)
+        if certain == text:
+            self._window = list(self._anchor)
+            self._sent = len(self._text(self._window))
         return self._release(piece, end=False)
 
     def finish(self) -> str:
@@ -501,10 +514,16 @@ class TextStream:
             return piece
         text = self._tail + piece
         # A pattern of the clean-up begins with a blank and has at most four characters.
-        cut = len(text) if end else text.rfind(" ", len(text) - 3)
+        cut = len(text) if end else text.rfind(" ", max(0, len(text) - 3))
         cut = len(text) if cut < 0 else cut
         self._tail = text[cut:]
         return self._tokenizer._clean(text[:cut])
+
+
+def _digits(i: int) -> str:
+    """A token id in four marks, enough for half a million ids."""
+    n = len(_DIGITS)
+    return "".join(_DIGITS[i // n**k % n] for k in range(4))
 
 
 # ---- reading a folder ------------------------------------------------------------------------

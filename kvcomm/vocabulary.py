@@ -11,12 +11,11 @@ from typing import Any
 
 from kvcomm.errors import FormatError, UnsupportedError
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+# Kinds of tokens in `tokenizer.ggml.token_type`; 6 is a byte of the sentencepiece kind.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = (
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _split(pattern: str) -> dict[str, Any]:
@@ -93,14 +92,14 @@ def rebuild(metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """
     kind = _metadata_field(metadata, "tokenizer.ggml.model")
     tokens = _metadata_field(metadata, "tokenizer.ggml.tokens")
-    types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise FormatError(
             f"tokenizer.ggml.token_type: {len(types)} entries for {len(tokens)} tokens"
         )
     vocab: dict[str, int] = {}
     for i, (token, token_type) in enumerate(zip(tokens, types, strict=True)):
-        if token_type != _UNUSED and vocab.setdefault(token, i) != i:
+        if token_type != UNUSED and vocab.setdefault(token, i) != i:
             raise FormatError(
                 f"tokenizer.ggml.tokens: {token!r} stands at {vocab[token]} and at {i}"
             )
@@ -124,10 +123,10 @@ def rebuild(metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": token_type != _USER_DEFINED,
+            "special": token_type != USER_DEFINED,
         }
         for token, token_type in zip(tokens, types, strict=True)
-        if token_type in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        if token_type in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -220,7 +219,7 @@ def _merges_of_scores(
     vocab: dict[str, int], scores: list[float], types: list[int]
 ) -> list[list[str]]:
     """Every way to put a piece together from two others, the piece of the best score first."""
-    normal = {token for token, i in vocab.items() if types[i] == _NORMAL}
+    normal = {token for token, i in vocab.items() if types[i] == NORMAL}
     merges = []
     for piece in sorted(normal, key=lambda token: (-scores[vocab[token]], vocab[token])):
         pairs = [

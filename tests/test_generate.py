@@ -100,9 +100,7 @@ def test_stop_ids_of_the_generation_config(tmp_path, device, eos):
     """The greedy answer is cut at the stop id that it meets first."""
     free = fixtures.write_model(tmp_path / "free", "llama", eos_token_id=None)
     prompt = [3, 1, 4, 1, 5]
-    long = kvcomm.Receiver(kvcomm.Model.load(free, device=device)).answer(
-        prompt, max_new_tokens=12
-    )
+    long = kvcomm.Receiver(kvcomm.Model.load(free, device=device)).answer(prompt, max_new_tokens=12)
     assert (len(long.ids), long.stop_reason) == (12, "length")
     met = long.ids[3]
     first = long.ids.index(met)
@@ -293,9 +291,7 @@ def test_large_activations_are_fine_in_16_bit_weights(tmp_path, device):
         folder = fixtures.write_folder(tmp_path / dtype, config, weights, dtype=dtype)
         model = kvcomm.Model.load(folder, device=device)
         expected = oracle.Model(config, rounded).run([1, 2, 3]).logits[-1]
-        np.testing.assert_allclose(
-            kvcomm.Receiver(model).logits([1, 2, 3]), expected, atol=1e-3
-        )
+        np.testing.assert_allclose(kvcomm.Receiver(model).logits([1, 2, 3]), expected, atol=1e-3)
 
 
 # ---- likelihoods ----

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from kvcomm import catalogue, convert
 from kvcomm._core import Session, Workspace
-from kvcomm.config import read_config
 from kvcomm.errors import (
     DeviceError,
     FormatError,
@@ -31,7 +30,7 @@ from kvcomm.model import Model
 
 IDS = np.random.default_rng(7).integers(0, fixtures.VOCAB_SIZE, 24)
 #: Logits of f32 arithmetic against the oracle's f64.
-LOGITS = 1e-4
+LOGITS = 1e-5
 
 
 def logits(model: Model, ids: NDArray[Any] = IDS) -> NDArray[np.float32]:
@@ -82,13 +81,38 @@ def test_logits_of_every_family(
         ("mistral", {"sliding_window": None}),
         ("qwen2", {"use_sliding_window": True}),
         ("gemma3", {"hidden_size": 72, "dtype": "bf16"}),  # its embedding scale is not exact
-        ("gemma3", {"layer_types": ["full_attention", "sliding_attention"] * 3 + ["full_attention"]}),
+        ("gemma3", {"layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 4}),
     ],
 )  # fmt: skip
 def test_logits_of_configurations(
     tiny: Callable[..., Path], device: str, family: str, changes: dict[str, Any]
 ) -> None:
     assert_equals_oracle(tiny(family, **changes), device)
+
+
+@pytest.mark.parametrize("family", fixtures.FAMILIES)
+def test_inverse_frequencies(tiny: Callable[..., Path], device: str, family: str) -> None:
+    """CF-032, CF-035, CF-038: every band of every rope kind, layer by layer."""
+    model = Model.load(tiny(family), device=device)
+    architecture = oracle.architecture_of(fixtures.config_of(family))
+    for layer, rope in enumerate(architecture.ropes):
+        found = model.core.inv_freq(model.config.core["rope_of_layer"][layer])
+        reference = oracle.inverse_frequencies(rope, architecture.head_dim)
+        np.testing.assert_allclose(found, reference, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("position", [10, 9000])
+@pytest.mark.parametrize("family", ["llama", "llama3", "yarn", "linear", "gemma3"])
+def test_logits_at_far_positions(
+    tiny: Callable[..., Path], device: str, family: str, position: int
+) -> None:
+    folder = tiny(family)
+    model = Model.load(folder, device=device)
+    session = Session(model.core)
+    session.set_position(position)
+    out, _ = Workspace(model.core).forward([session], [IDS], output="logits", outputs="all")
+    reference = oracle.read_folder(folder).run(IDS, positions=position).logits
+    np.testing.assert_allclose(out, reference, rtol=0, atol=LOGITS)
 
 
 def test_shards_prefixes_and_alignment(tmp_path: Path, device: str) -> None:
@@ -349,7 +373,7 @@ def test_catalogue_name(
     folder = tiny("llama")
     asked: list[str] = []
 
-    def prepared(name: str, **_: Any) -> Path:
+    def prepared(name: str, *_: Any) -> Path:
         asked.append(name)
         return folder
 
@@ -360,6 +384,61 @@ def test_catalogue_name(
     shutil.copytree(folder, "smollm2-135m")  # a folder of that name goes first
     assert Model.load("smollm2-135m", device=device).path == Path("smollm2-135m")
     assert len(asked) == 1
+
+
+def _write_gguf(path: Path, config: dict[str, Any], weights: dict[str, Any]) -> None:
+    """The weights as a GGUF file of the llama kind: rotary halves of q and k interleaved."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    vocab = fixtures.tokenizer_json()["model"]["vocab"]
+    added = [text for text, _ in fixtures.ADDED_TOKENS.values()]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([*vocab, *added])
+    writer.add_token_types([1] * len(vocab) + [3] * len(added))
+    writer.add_token_merges([" ".join(pair) for pair in fixtures.MERGES])
+    writer.add_eos_token_id(fixtures.EOS)
+    names = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+        "model.layers": "blk", "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q",
+        "post_attention_layernorm": "ffn_norm", "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    for name, values in weights.items():
+        if "q_proj" in name or "k_proj" in name:
+            heads = len(values) // config["head_dim"]
+            halves = values.reshape(heads, 2, config["head_dim"] // 2, -1)
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_gguf_file(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, weights = build("llama", vocab_size=fixtures.TOKENIZER_SIZE)
+    file = tmp_path / "tiny.gguf"
+    _write_gguf(file, config, weights)
+    model = Model.load(file, device=device, cache=tmp_path / "cache")
+    ids = IDS % fixtures.TOKENIZER_SIZE
+    reference = oracle.Model(config, weights).run(ids).logits
+    np.testing.assert_allclose(logits(model, ids), reference, rtol=0, atol=LOGITS)
+    assert (model.name, model.stop_ids) == ("tiny", (fixtures.EOS,))
+    monkeypatch.setattr(convert, "convert", None)  # it is not needed a second time
+    again = Model.load(os.fsencode(file), device=device, cache=os.fsencode(tmp_path / "cache"))
+    assert again.fingerprint == model.fingerprint
 
 
 def test_hub_id(tiny: Callable[..., Path], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,27 +485,19 @@ print(peak() - before, model.nbytes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_peak_memory(tmp_path: Path, dtype: str) -> None:
+def test_peak_memory(tmp_path: Path) -> None:
     """Loading takes the model's own memory and about one tensor of the file."""
     config = fixtures.config_of(
         "llama", hidden_size=1024, intermediate_size=8192, num_hidden_layers=2, head_dim=256
     )
     shapes = fixtures.shapes_of(config)
     weights = {name: np.broadcast_to(np.float32(0.01), shape) for name, shape in shapes.items()}
-    folder = write_folder(tmp_path, config, weights, dtype="bf16", tokenizer=False)
+    sizes = [int(np.prod(shape)) for shape in shapes.values()]
+    write_folder(tmp_path, config, weights, dtype="bf16", tokenizer=False)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", _PEAK, folder, dtype],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    peak, held = map(int, done.stdout.split())
-    largest = 2 * max(int(np.prod(shape)) for shape in shapes.values())
-    assert held >= sum(int(np.prod(s)) for s in shapes.values()) * (2 if dtype == "bf16" else 4)
-    assert peak < held + 2 * largest + 8_000_000
-
-
-def test_gguf_file(tiny: Callable[..., Path], device: str, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
-    assert read_config(tiny("llama")).family == "llama"
-    assert convert is not None
+    for dtype, item_bytes in (("bf16", 2), ("f32", 4)):
+        command = [sys.executable, "-c", _PEAK, str(tmp_path), dtype]
+        done = subprocess.run(command, env=environment, capture_output=True, check=True)
+        peak, held = map(int, done.stdout.split())
+        assert held >= item_bytes * sum(sizes)
+        assert peak < held + 2 * max(sizes) + 8_000_000

@@ -110,7 +110,9 @@ def test_equal_masses_leave_the_choice_to_the_prior_and_ties_to_the_preset():
     assert scores_of(mass).ranking(1.0) == [0, 1, 2, 3]
     assert scores_of(mass, "reference").ranking(1.0) == [3, 2, 1, 0]
     assert scores_of(mass).top(count=1, alpha=0.5) == (1,)
-    assert scores_of([0.3]).scores(0.5).tolist() == pytest.approx([0.5 * math.exp(-0.5 / 400)], 1e-3)
+    assert scores_of([0.3]).scores(0.5).tolist() == pytest.approx(
+        [0.5 * math.exp(-0.5 / 400)], 1e-3
+    )
 
 
 # ---- strategies ----
@@ -237,9 +239,7 @@ def test_two_senders_and_layer_map(tiny, device):
     sender, receiver = oracle.read_folder(tiny("llama")), oracle.read_folder(deep)
     runs = [oracle.read(sender, context) for context in CONTEXTS[:2]]
     given = oracle.send(sender, runs, range(4), layer_map=layer_map, n_receiver_layers=6)
-    expected = oracle.layer_masses(
-        receiver, QUESTIONS[0], given, start=10, layer_map=layer_map
-    )
+    expected = oracle.layer_masses(receiver, QUESTIONS[0], given, start=10, layer_map=layer_map)
     np.testing.assert_allclose(found.mass, expected, rtol=1e-4)
 
 

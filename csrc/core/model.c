@@ -168,7 +168,8 @@ static kvc_status check_config(const kvc_config *c, kvc_error *err) {
     if ((unsigned)c->activation > KVC_GELU_TANH) {
         return kvc_fail(err, KVC_ERROR_UNSUPPORTED, "config: unknown activation %d", c->activation);
     }
-    if (c->window < 0 || (c->windowed && c->window < 1)) {
+    for (int l = 0; l < c->n_layers; l++) {
+        if (c->window > 0 || (c->window == 0 && !(c->windowed && c->windowed[l]))) continue;
         return kvc_fail(err, KVC_ERROR_VALUE, "config: window must be positive, not %d", c->window);
     }
     bool used[2] = {!c->rope_of_layer, false};

@@ -80,7 +80,7 @@ bool py_array_new(py_state *state, py_array *a, int ndim, const size_t *shape, c
         PyTuple_SetItem(sizes, i, PyLong_FromSize_t(shape[i]));
     }
     if (sizes) {
-        array = PyObject_CallMethod(state->numpy, "zeros", "Os", sizes, dtype);
+        array = PyObject_CallMethod(state->numpy, "zeros", "(Os)", sizes, dtype);
         Py_DecRef(sizes);
     }
     if (array) return open_buffer(a, array, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE);
@@ -94,15 +94,16 @@ bool py_array_new(py_state *state, py_array *a, int ndim, const size_t *shape, c
 
 /* source as an array of one dtype; aligned in memory when asked for. */
 static PyObject *converted(py_state *state, PyObject *array, const char *dtype, bool aligned) {
-    if (!aligned) return PyObject_CallMethod(state->numpy, "ascontiguousarray", "Os", array, dtype);
-    return PyObject_CallMethod(state->numpy, "require", "Oss", array, dtype, "CA");
+    if (!aligned)
+        return PyObject_CallMethod(state->numpy, "ascontiguousarray", "(Os)", array, dtype);
+    return PyObject_CallMethod(state->numpy, "require", "(Oss)", array, dtype, "CA");
 }
 
 bool py_array_of(py_state *state, py_array *a, PyObject *source, kvc_dtype dtype, bool aligned,
                  int min_dim, int max_dim, const char *what) {
     *a = (py_array){0};
     array_kind found;
-    PyObject *array = PyObject_CallMethod(state->numpy, "asarray", "O", source);
+    PyObject *array = PyObject_CallMethod(state->numpy, "asarray", "(O)", source);
     if (!array) return false;
     bool good = kind_of(array, &found);
     if (good && (found.kind != dtypes[dtype].kind || found.item != (int64_t)kvc_dtype_bytes(dtype)))
@@ -120,7 +121,7 @@ bool py_array_of(py_state *state, py_array *a, PyObject *source, kvc_dtype dtype
 bool py_array_doubles(py_state *state, py_array *a, PyObject *source, const char *what) {
     *a = (py_array){0};
     array_kind found;
-    PyObject *array = PyObject_CallMethod(state->numpy, "asarray", "O", source);
+    PyObject *array = PyObject_CallMethod(state->numpy, "asarray", "(O)", source);
     if (!array) return false;
     bool good = kind_of(array, &found);
     if (good && !strchr("fiu", found.kind)) good = wrong_dtype(array, what, "float64");
@@ -163,9 +164,9 @@ PyObject *py_array_take(py_array *a) {
 static PyObject *id_array(py_state *state, PyObject *source) {
     if (!PyObject_HasAttrString(source, "__array__") &&
         PyObject_HasAttrString(source, "__dlpack__")) {
-        return PyObject_CallMethod(state->numpy, "from_dlpack", "O", source);
+        return PyObject_CallMethod(state->numpy, "from_dlpack", "(O)", source);
     }
-    return PyObject_CallMethod(state->numpy, "asarray", "O", source);
+    return PyObject_CallMethod(state->numpy, "asarray", "(O)", source);
 }
 
 static bool bad_id(const char *label, const char *noun, PyObject *value, size_t place,
@@ -205,21 +206,18 @@ bool py_ids_of(py_state *state, py_ids *ids, PyObject *source, int64_t limit, Py
     if (!array) return false;
     array_kind found;
     py_array wide = {0};
-    bool good = kind_of(array, &found);
-    if (good && found.ndim != 1) {
-        if (found.kind == 'O') wrong_dtype(array, what, "integers");
-        else
-            PyErr_Format(PyExc_ValueError, "%s have %lld dimensions, expected 1", what,
-                         (long long)found.ndim);
-        good = false;
-    }
-    bool is_signed = good && found.kind == 'i';
-    PyObject *size = good ? PyObject_GetAttrString(array, "size") : NULL;
     int64_t n = 0;
-    good = size && py_integer(size, "size", 0, INT64_MAX, &n);
+    PyObject *size = kind_of(array, &found) ? PyObject_GetAttrString(array, "size") : NULL;
+    bool good = size && py_integer(size, "size", 0, INT64_MAX, &n);
+    bool is_signed = good && found.kind == 'i';
     Py_DecRef(size);
     if (good && n > 0 && !is_signed && found.kind != 'u') {
         good = wrong_dtype(array, what, "integers"); /* [] is float64 to NumPy: n > 0 */
+    }
+    if (good && found.ndim != 1) {
+        PyErr_Format(PyExc_ValueError, "%s have %lld dimensions, expected 1", what,
+                     (long long)found.ndim);
+        good = false;
     }
     if (good && n > 0) {
         const char *dtype = is_signed ? NATIVE "i8" : NATIVE "u8";
@@ -285,7 +283,7 @@ PyObject *py_array_view(py_state *state, PyObject *owner, const void *data, kvc_
         (Py_ssize_t)(head_stride * item), (Py_ssize_t)(shape[2] * item), (Py_ssize_t)item);
     PyObject *array = NULL;
     if (view->interface) {
-        array = PyObject_CallMethod(state->numpy, "asarray", "O", (PyObject *)view);
+        array = PyObject_CallMethod(state->numpy, "asarray", "(O)", (PyObject *)view);
     }
     Py_DecRef((PyObject *)view);
     return array;

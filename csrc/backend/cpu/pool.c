@@ -112,14 +112,20 @@ static void run_chunks(int worker, kvc_stream *s) {
     }
 }
 
+/* Nothing to do yet: the region is one that was seen, or still being set up. */
+static bool nothing_new(uint64_t seen) {
+    uint64_t ticket = atomic_load(&pool.ticket);
+    return (ticket >> 32 == seen || (uint32_t)ticket == CLOSED) && !atomic_load(&pool.quit);
+}
+
 static void wait_for_region(uint64_t seen) {
     uint64_t start = now_nanoseconds();
-    while (atomic_load(&pool.ticket) >> 32 == seen && !atomic_load(&pool.quit)) {
+    while (nothing_new(seen)) {
         pause_briefly();
         if (now_nanoseconds() - start < SPIN_NANOSECONDS) continue;
         pthread_mutex_lock(&pool.lock);
         atomic_fetch_add(&pool.n_sleeping, 1);
-        while (atomic_load(&pool.ticket) >> 32 == seen && !atomic_load(&pool.quit)) {
+        while (nothing_new(seen)) {
             pthread_cond_wait(&pool.wake, &pool.lock);
         }
         atomic_fetch_sub(&pool.n_sleeping, 1);

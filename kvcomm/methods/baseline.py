@@ -1,0 +1,38 @@
+"""`baseline`: the receiver gets the question only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds
+
+
+@dataclass(frozen=True)
+class Baseline(Method):
+    """The question without any context: the floor of every comparison."""
+
+    name = "baseline"
+    label = "baseline"
+
+    def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
+        questions = [item.baseline for item in items]
+        answers = bench.receiver.answer(questions, max_new_tokens=bench.max_new_tokens)
+        scores = bench.receiver.score(questions, [list(item.gold) for item in items])
+        return [
+            Outcome.of(
+                answer,
+                score,
+                (item.baseline,),
+                message_bytes=0,
+                receiver_tokens=len(item.baseline),
+                cut_tokens=0,
+                seconds=Seconds(
+                    0.0, 0.0, answer.stats.first_token_seconds, answer.stats.total_seconds
+                ),
+            )
+            for item, answer, score in zip(items, answers, scores, strict=True)
+        ]
+
+
+def variants(options: Options) -> list[Method]:
+    """The one baseline."""
+    return [Baseline()]

@@ -1,0 +1,26 @@
+"""Data sets: original files in, `Example` out.
+
+Owns the types that the rest of the program sees and the table of tasks by name; one file per
+data set knows its layouts, `rows.py` the file formats. Does not know models, prompts or scores.
+"""
+
+from __future__ import annotations
+
+from kvcomm.tasks import countries, hotpotqa, qasper
+from kvcomm.tasks.example import Example, Task
+
+TASKS: dict[str, Task] = {task.name: task for task in (hotpotqa.TASK, qasper.TASK, countries.TASK)}
+
+__all__ = ["TASKS", "Example", "Task", "find"]
+
+
+def find(name: str) -> Task:
+    """The task of that name.
+
+    Raises
+    ------
+    ValueError : unknown name
+    """
+    if name not in TASKS:
+        raise ValueError(f"task: {name!r}, expected one of {', '.join(TASKS)}")
+    return TASKS[name]

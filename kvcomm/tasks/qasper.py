@@ -1,0 +1,124 @@
+"""QASPER: questions about a whole scientific paper.
+
+Layouts: the original (an object of papers by id, or one paper a row) and the hub's copy of it
+(lists by field name), L-Eval (`instructions`, `outputs`, `input`), LongBench (`input`,
+`context`, `answers`) and SCROLLS (`input` with the question before the first blank line,
+`output`).
+
+The text of a paper in the first two layouts is: title, abstract, then every section as its
+name and its paragraphs, one a line; blank lines between these parts. An annotation gives one
+accepted answer in the official order: unanswerable, spans joined by ", ", free form, yes or
+no; one that holds none of them gives none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvcomm.errors import FormatError
+from kvcomm.tasks.example import Context, Parsed, Task
+from kvcomm.tasks.rows import Row
+
+UNANSWERABLE = "Unanswerable"
+
+
+def parse(row: Row, context: Context) -> Iterator[Parsed]:
+    """The questions of one row; `context` is always the whole paper."""
+    fields = row.fields
+    for names, reader in LAYOUTS:
+        if all(name in fields for name in names):
+            yield from reader(row)
+            return
+    if fields and all(isinstance(paper, Mapping) and "qas" in paper for paper in fields.values()):
+        for name in fields:
+            yield from _paper(row.within(name, fields[name]))
+        return
+    expected = "; ".join("/".join(names) for names, _ in LAYOUTS)
+    raise FormatError(
+        f"{row.place}: unknown layout with fields {', '.join(fields) or 'none'}, "
+        f"expected one of {expected}"
+    )
+
+
+def _paper(row: Row) -> Iterator[Parsed]:
+    text = _paper_text(row)
+    for qa in _objects(row, "qas"):
+        answers = dict.fromkeys(
+            answer for entry in _objects(qa, "answers") if (answer := _reference(entry)) is not None
+        )
+        yield Parsed(qa.name("question_id"), text, qa.text("question"), tuple(answers))
+
+
+def _paper_text(row: Row) -> str:
+    parts = [row.fields.get("title"), row.fields.get("abstract")]
+    for section in _objects(row, "full_text"):
+        name = section.fields.get("section_name")
+        parts.append("\n".join([*([name] if name else []), *section.take("paragraphs", list)]))
+    return "\n\n".join(part.strip() for part in parts if part and part.strip())
+
+
+def _objects(row: Row, name: str) -> list[Row]:
+    """A field of objects, stored as a list of objects or as an object of lists."""
+    value = row.take(name, (list, dict))
+    if isinstance(value, dict):
+        columns = {key: column for key, column in value.items() if isinstance(column, list)}
+        length = max(map(len, columns.values()), default=0)
+        if any(len(column) != length for column in columns.values()):
+            raise row.wrong(name, value, f"lists of one length, {length}")
+        value = [{key: column[k] for key, column in columns.items()} for k in range(length)]
+    return [row.within(f"{name}[{k}]", entry) for k, entry in enumerate(value)]
+
+
+def _reference(entry: Row) -> str | None:
+    """The accepted answer of one annotation, by the official order."""
+    answer = entry.take("answer", dict)
+    if answer.get("unanswerable"):
+        return UNANSWERABLE
+    if answer.get("extractive_spans"):
+        return ", ".join(answer["extractive_spans"])
+    if answer.get("free_form_answer"):
+        return answer["free_form_answer"]
+    return {True: "Yes", False: "No"}.get(answer.get("yes_no"))
+
+
+def _leval(row: Row) -> Iterator[Parsed]:
+    text = row.text("input")
+    questions, answers = row.take("instructions", list), row.take("outputs", list)
+    if len(questions) != len(answers):
+        raise row.wrong("outputs", answers, f"{len(questions)} answers, found {len(answers)}")
+    for question, answer in zip(questions, answers, strict=True):
+        part = row.within("instructions", {"question": question, "answer": answer})
+        yield Parsed(None, text, part.text("question"), part.answers("answer"))
+
+
+def _longbench(row: Row) -> Iterator[Parsed]:
+    yield Parsed(
+        row.name("_id", "id"), row.text("context"), row.text("input"), row.answers("answers")
+    )
+
+
+def _scrolls(row: Row) -> Iterator[Parsed]:
+    question, blank, text = row.text("input").partition("\n\n")
+    if not blank:
+        raise FormatError(f"{row.place}: field 'input' has no blank line after the question")
+    yield Parsed(row.name("pid", "id"), text.strip(), question.strip(), row.answers("output"))
+
+
+LAYOUTS: tuple[tuple[tuple[str, ...], Any], ...] = (
+    (("qas", "full_text"), _paper),
+    (("instructions", "outputs", "input"), _leval),
+    (("input", "context"), _longbench),
+    (("input", "output"), _scrolls),
+)
+
+TASK = Task(
+    name="qasper",
+    family="qa",
+    max_new_tokens=128,
+    truncates=True,
+    metric="match",
+    closed=False,
+    contexts=("full",),
+    parse=parse,
+)
