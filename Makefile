@@ -31,7 +31,7 @@ $(VENV)/made:
 
 # Editable: Python changes need no step; a change of C or of the metadata does.
 $(VENV)/built: $(VENV)/made pyproject.toml setup.py $(SOURCES)
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --use-pep517 --editable '.[test]'
 	@touch $@
 
 $(VENV)/linters: $(VENV)/made pyproject.toml

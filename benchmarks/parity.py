@@ -4,7 +4,7 @@ Holds kvcomm against `oracle_*.json` (the published code, preset reference, toke
 `paper_*.json` (an independent implementation of preset paper, likelihoods). Prompts are fed as the
 recorded ids, weights are f32. tests/test_parity.py runs the same checks on a part of them.
 
-    python benchmarks/parity.py --recordings ../shared/reference --out benchmarks/results/parity.json
+    python benchmarks/parity.py --recordings ../shared/reference --out results/parity.json
 
 A greedy id that differs is listed with the recorded gap between the two best logits and with our
 difference between the two tokens' logits at that step; below NEAR_TIE it is a near-tie.

@@ -8,6 +8,7 @@ it runs, so that help is instant.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -36,7 +37,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     try:
-        arguments = _parser().parse_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        arguments = _parser().parse_args(words, argparse.Namespace(argv=words))
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
@@ -78,7 +80,9 @@ def _numbers(text: str) -> tuple[int, ...]:
         try:
             ends = int(first), int(last if dash else first)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected numbers such as 0,3,7-9, found {text!r}")
+            raise argparse.ArgumentTypeError(
+                f"expected numbers such as 0,3,7-9, found {text!r}"
+            ) from None
         if ends[0] > ends[1]:
             raise argparse.ArgumentTypeError(f"{part.strip()} runs backwards")
         found += range(ends[0], ends[1] + 1)
@@ -94,7 +98,9 @@ def _ratios(text: str) -> tuple[str, ...]:
         try:
             float(part)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected numbers such as 0.3,0.5, found {text!r}")
+            raise argparse.ArgumentTypeError(
+                f"expected numbers such as 0.3,0.5, found {text!r}"
+            ) from None
     return _words(text)
 
 
@@ -174,8 +180,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--task", required=True, help="hotpotqa, qasper or countries")
     group.add_argument("--data", required=True, metavar="FILE", help="the records: JSON or JSONL")
     group.add_argument(
-        "--context", default="gold", choices=("gold", "full"),
-        help="what the sender reads: the supporting sentences (default), or all paragraphs",
+        "--context", choices=("gold", "full"),
+        help="what the sender reads: the supporting sentences only, or all there is (default: as "
+        "published for the task)",
     )  # fmt: skip
 
 
@@ -188,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="kvcomm",
         description="One language model answers from another model's KV cache.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=16),
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     parser.set_defaults(run=_version_or_help(parser))
@@ -448,3 +455,262 @@ def _demo(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     summary, report = run(arguments.model, out, limit=arguments.limit, note=_say)
     return _show(summary, arguments, report)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from kvcomm import report as reports
+    from kvcomm import tasks
+    from kvcomm.evaluate import evaluate
+    from kvcomm.methods import methods
+    from kvcomm.plan import divide
+
+    task = tasks.find(arguments.task)
+    chosen = methods(arguments.methods, _options(arguments))
+    if arguments.published_protocol and (
+        arguments.preset != "reference" or arguments.calibration is not None
+    ):
+        raise ValueError(
+            "--published-protocol goes with --preset reference and without --calibration"
+        )
+    examples = task.load(arguments.data, arguments.context)
+    other = None
+    if arguments.calibration is not None:
+        other = task.load(arguments.calibration, arguments.context)
+    measured = any(method.calibrated for method in chosen) and arguments.scores is None
+    plan = divide(
+        examples,
+        calibration=other,
+        n_calibration=arguments.calibration_size if measured else 0,
+        limit=arguments.limit,
+        published=arguments.published_protocol,
+    )
+    sender, receiver = _load_pair(arguments, arguments.preset)
+    about = {
+        "data": Path(arguments.data).name,
+        "context": arguments.context or task.contexts[0],
+        "calibration_data": Path(arguments.calibration or arguments.data).name
+        if measured
+        else arguments.scores and Path(arguments.scores).name,
+        "published_protocol": arguments.published_protocol,
+    }
+    out = Path(arguments.out)
+    summary = evaluate(
+        sender,
+        receiver,
+        task,
+        plan,
+        chosen,
+        out,
+        preset=arguments.preset,
+        layer_map=_resolve_layer_map(arguments, sender, receiver),
+        scores=_load_scores(arguments, sender, receiver),
+        max_new_tokens=arguments.max_new_tokens,
+        max_input_tokens=arguments.max_input_tokens,
+        batch_size=arguments.batch_size,
+        seed=arguments.seed,
+        about=about,
+        command=("kvcomm", *arguments.argv),
+        progress=True,
+        note=_say,
+    )
+    return _show(summary, arguments, reports.write_report(summary, out, _title(summary)))
+
+
+def _title(summary: dict[str, Any]) -> str:
+    settings = summary["settings"]
+    names = [settings["sender"]["model"], settings["receiver"]["model"]]
+    return f"{settings['task']}: {' to '.join(dict.fromkeys(names))}"
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from kvcomm import report as reports
+    from kvcomm.records import dumps, write_json
+    from kvcomm.runs import SUMMARY, read_run
+    from kvcomm.summary import summarise
+
+    folder = Path(arguments.folder)
+    summary = json.loads(dumps(summarise(*read_run(folder))))
+    write_json(folder / SUMMARY, summary)
+    return _show(summary, arguments, reports.write_report(summary, folder, _title(summary)))
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from kvcomm import tasks
+    from kvcomm.evaluate import measure
+    from kvcomm.methods import Bench
+    from kvcomm.plan import Plan, Prompts
+
+    task = tasks.find(arguments.task)
+    examples = task.load(arguments.data, arguments.context)
+    if not 1 <= arguments.samples <= len(examples):
+        raise ValueError(
+            f"--samples: {arguments.samples} is outside 1 .. {len(examples)}, the records of "
+            f"{arguments.data}"
+        )
+    sender, receiver = _load_pair(arguments, arguments.preset)
+    bench = Bench(
+        sender,
+        receiver,
+        preset=arguments.preset,
+        max_new_tokens=task.max_new_tokens,
+        layer_map=_resolve_layer_map(arguments, sender, receiver),
+    )
+    plan = Plan(tuple(examples[: arguments.samples]), (), {})
+    prompts = Prompts(bench, task, plan, None)
+    scores = measure(bench, [prompts.item(n, one) for n, one in enumerate(plan.calibration)])
+    scores.save(arguments.out)
+    ranking, mass = scores.ranking(arguments.alpha), scores.mass
+    values = scores.scores(arguments.alpha)
+    if arguments.json:
+        _print_json(
+            {
+                "records": [one.id for one in plan.calibration],
+                "preset": scores.preset,
+                "alpha": arguments.alpha,
+                "mass": mass,
+                "scores": values,
+                "ranking": ranking,
+                "file": arguments.out,
+            }
+        )
+        return 0
+    print("rank  layer  mass      score")
+    for rank, layer in enumerate(ranking, 1):
+        print(f"{rank:4d}  {layer:5d}  {mass[layer]:.6f}  {values[layer]:.4f}")
+    print(f"{arguments.samples} records, preset {scores.preset}; written to {arguments.out}")
+    return 0
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from kvcomm.methods import Bench
+    from kvcomm.methods.kvcomm import variants
+    from kvcomm.selection import calibrate
+
+    found = variants(_options(arguments))
+    if len(found) != 1:
+        raise ValueError(f"one choice of layers is needed, found {[m.label for m in found]}")
+    method = found[0]
+    contexts = tuple(_context_text(text) for text in arguments.context)
+    sender, receiver = _load_pair(arguments, arguments.preset)
+    layer_map = _resolve_layer_map(arguments, sender, receiver)
+    bench = Bench(sender, receiver, preset=arguments.preset, layer_map=layer_map)
+    bench.scores = _load_scores(arguments, sender, receiver)
+    if method.calibrated and bench.scores is None:
+        # Without a calibration the exchange itself is the sample (the paper's Appendix L).
+        bench.scores = calibrate(
+            sender,
+            receiver,
+            [(contexts, arguments.question)],
+            preset=arguments.preset,
+            layer_map=layer_map,
+            positions=arguments.positions,
+        )
+    layers = method.layers(bench)
+    packets = tuple(
+        sender.read(
+            text, layers, preset=arguments.preset, cut="middle" if arguments.cut else None
+        )
+        for text in contexts
+    )
+    answer = receiver.answer(
+        arguments.question,
+        packets,
+        arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        stop=arguments.stop,
+        stream=None if arguments.json else lambda piece: print(piece, end="", flush=True),
+        preset=arguments.preset,
+        shift_back=arguments.shift_back,
+        layer_map=layer_map,
+        positions=arguments.positions,
+    )
+    if arguments.json:
+        _print_json({**asdict(answer), "layers": layers})
+        return 0
+    print()
+    stats = answer.stats
+    _say(
+        f"{len(layers)} of {sender.model.n_layers} layers, {stats.message_bytes} bytes for "
+        f"{stats.context_tokens} tokens of context ({stats.cut_tokens} cut); the receiver "
+        f"prefilled {stats.receiver_tokens} tokens"
+    )
+    return 0
+
+
+def _context_text(argument: str) -> str:
+    """The text of a file, or the argument itself when it is no file's name."""
+    try:
+        if os.path.isfile(argument):
+            return Path(argument).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise ValueError(f"{argument}: not UTF-8 text (byte {error.start})") from None
+        if isinstance(error, OSError):
+            raise
+    if not any(character.isspace() for character in argument) and Path(argument).suffix:
+        raise FileNotFoundError(f"{argument}: no such file")
+    return argument
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from kvcomm.convert import convert
+
+    print(convert(arguments.gguf, arguments.folder))
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from kvcomm.catalogue import prepared
+
+    def progress(text: str, done: int, total: int) -> None:
+        _say(f"{text} ({done // 10**6} of {total // 10**6} MB)")
+
+    print(prepared(arguments.name, progress=progress))
+    return 0
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from kvcomm.catalogue import CATALOGUE
+    from kvcomm.report import size
+
+    if arguments.json:
+        _print_json([{**asdict(e), "source": e.source} for e in CATALOGUE.values()])
+        return 0
+    for entry in CATALOGUE.values():
+        print(f"{entry.name}\n  {entry.title}, {size(entry.n_bytes)}, {entry.licence}")
+        print(f"  source  {entry.source}\n  sha256  {entry.sha256}")
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from kvcomm import _core, environment
+    from kvcomm.convert import cache_folder
+
+    _set_threads(arguments)
+    cache = cache_folder()
+    models = cache / "models"
+    facts = {
+        "versions": environment.versions(),
+        "machine": environment.machine(),
+        "devices": {d["name"]: d["description"] for d in _core.devices()},
+        "cache": {
+            "folder": cache,
+            "models": sorted(p.name for p in models.iterdir()) if models.is_dir() else [],
+        },
+        "self_check": environment.self_check(),
+    }
+    if arguments.json:
+        _print_json(facts)
+    else:
+        for heading, values in facts.items():
+            print(heading)
+            for name, value in values.items():
+                print(f"  {name:<12} {', '.join(value) if isinstance(value, list) else value}")
+    return 0 if facts["self_check"]["passed"] else 1

@@ -3,8 +3,8 @@
 Owns: reading a GGUF file, and writing the folder (config.json, model.safetensors,
 tokenizer.json, tokenizer_config.json, generation_config.json, kvcomm.json), once, into a cache
 if asked. Undoing the quantisation belongs to the `gguf` library, the layout of the tensor file
-to `safetensors`, what becomes of a configuration and its tensors to families.py, the tokenizer
-to vocabulary.py.
+to `safetensors`, what becomes of a configuration and its tensors to gguf_families.py, the tokenizer
+to gguf_vocabulary.py.
 
 Everything is checked before anything is written; the folder is written aside and renamed.
 Tensors pass one at a time through a scratch file, so memory need hold no more than one in f32.
@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from kvcomm import families
+from kvcomm import gguf_families
 from kvcomm.errors import FormatError, NumericError, UnsupportedError
-from kvcomm.families import Tensor, dequantize
 from kvcomm.fields import AnyPath, check_pointer, shown
-from kvcomm.vocabulary import rebuild
+from kvcomm.gguf_families import Tensor, dequantize
+from kvcomm.gguf_vocabulary import rebuild
 
 CONVERTER_VERSION = 1
 """Goes into kvcomm.json; raised when the same GGUF file would give another folder."""
@@ -81,16 +81,16 @@ def convert(gguf_path: AnyPath, folder: AnyPath, dtype: str = "f32") -> Path:
         raise FormatError(f"{shown(path)}: metadata cannot be read: {error}") from None
     sources = {tensor.name: tensor for tensor in reader.tensors}
     try:
-        family = families.family_of(fields)
+        family = gguf_families.family_of(fields)
         tokenizer, tokenizer_config = rebuild(fields)
-        config = families.config_of(family, fields, sources)
+        config = gguf_families.config_of(family, fields, sources)
         config["dtype"] = config["torch_dtype"] = _TORCH_NAMES[dtype]
-        tensors = families.tensors_of(family, config, sources)
+        tensors = gguf_families.tensors_of(family, config, sources)
         _check_tensors(tensors, sources)
         tokenizer_config["model_max_length"] = config["max_position_embeddings"]
         texts = {
             "config.json": config,
-            "generation_config.json": families.generation_config_of(family, fields, config),
+            "generation_config.json": gguf_families.generation_config_of(family, fields, config),
             "tokenizer_config.json": tokenizer_config,
             "kvcomm.json": {
                 "source_sha256": _sha256(path),
@@ -171,6 +171,13 @@ def _open(path: Path) -> Any:
                 )
             return super()._get(offset, dtype, count, *args, **kw)
 
+        def _get_tensor_info_field(self, offset: int) -> Any:
+            field = super()._get_tensor_info_field(offset)
+            kind = int(field.parts[4][0])
+            if kind not in set(gguf.GGMLQuantizationType):
+                raise UnsupportedError(f"tensor {field.name}: type {kind} is unknown")
+            return field
+
     if path.is_dir():
         raise IsADirectoryError(f"{shown(path)}: is a folder, expected a gguf file")
     check_pointer(path)
@@ -180,12 +187,10 @@ def _open(path: Path) -> Any:
         raise FormatError(f"{shown(path)}: expected a gguf file, found {magic!r} at its start")
     try:
         return BoundedReader(path)
-    except FormatError as error:
-        raise FormatError(f"{shown(path)}: {error}") from None
+    except (FormatError, UnsupportedError) as error:
+        raise type(error)(f"{shown(path)}: {error}") from None
     except (ValueError, KeyError, IndexError, OverflowError, MemoryError) as error:
-        # An unknown tensor type arrives here as "N is not a valid GGMLQuantizationType".
-        unknown = "GGMLQuantizationType" in str(error)
-        raise (UnsupportedError if unknown else FormatError)(f"{shown(path)}: {error}") from None
+        raise FormatError(f"{shown(path)}: {error}") from None
 
 
 def _sha256(path: Path) -> str:

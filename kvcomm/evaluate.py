@@ -1,19 +1,15 @@
 """The harness: records through methods, in batches, into a log that a later run can go on from.
 
-Owns the run's folder and the rules of an evaluation: which records calibrate and which are scored,
-how prompts are cut, what a line of records.jsonl holds, when a run may go on where another
-stopped, and that one record's failure is counted and does not end the run. Methods answer
-(methods/), metrics.py judges, summary.py counts.
-
-    DIR/run.json          settings, written first; a run with other settings is refused
-    DIR/records.jsonl     one line per record and method, written the moment it is done
-    DIR/calibration.json  the layer scores, when a method needs some
-    DIR/summary.json      written at the end
+Owns a run's course: what is checked before anything is written, that each context is read once,
+what a line of the log holds, and that one record's failure is counted and does not end the run.
+Which records and prompts there are says plan.py; methods answer (methods/), metrics.py judges,
+summary.py counts.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,241 +19,14 @@ from tqdm import tqdm
 
 from kvcomm import environment, metrics, prompts, selection
 from kvcomm.agents import Receiver, Sender
-from kvcomm.errors import FormatError
 from kvcomm.methods import Bench, Item, Method, Outcome
 from kvcomm.packet import Preset, check_layer_map, check_preset
-from kvcomm.records import RECORDS, Log, Record, dumps, locked, parse, write_json
+from kvcomm.plan import Plan, Prompts
+from kvcomm.records import Log, Record, dumps, locked, write_json
+from kvcomm.runs import CALIBRATION, SUMMARY, enter, read_run
 from kvcomm.selection import LayerScores
 from kvcomm.summary import summarise, variant
 from kvcomm.tasks import Example, Task
-from kvcomm.turns import prompt_ids
-
-RUN = "run.json"
-SUMMARY = "summary.json"
-CALIBRATION = "calibration.json"
-
-#: Longest prompt of the published experiment, in tokens.
-MAX_INPUT_TOKENS = 64000
-
-
-# ---- which records do what -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which records do what.
-
-    calibration: records that the layers are chosen from; scored: records that methods answer.
-    excluded: ids of records left out, by reason.
-    """
-
-    calibration: tuple[Example, ...]
-    scored: tuple[Example, ...]
-    excluded: Mapping[str, tuple[str, ...]]
-
-
-def divide(
-    examples: Sequence[Example],
-    *,
-    calibration: Sequence[Example] | None = None,
-    n_calibration: int = 1,
-    limit: int | None = None,
-    published: bool = False,
-) -> Plan:
-    """Divide records into those that calibrate and those that are scored.
-
-    Parameters
-    ----------
-    examples
-        The records of the data file.
-    calibration
-        Records of another file; its first `n_calibration` calibrate. None: the first of `examples`
-        do.
-    limit
-        Score at most so many.
-    published
-        Score the calibration records too, as the published code does. Else a record with the
-        context and question of one that calibrates is left out.
-
-    Raises
-    ------
-    ValueError
-        Nothing is left to score, or there are too few records to calibrate on.
-    """
-    if n_calibration < 0:
-        raise ValueError(f"calibration records: {n_calibration} is negative")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit: expected 1 or more records, found {limit}")
-    pool = examples if calibration is None else calibration
-    chosen = tuple(pool[:n_calibration])
-    if len(chosen) < n_calibration:
-        raise ValueError(f"calibration records: expected {n_calibration}, found {len(chosen)}")
-    taken = set() if published else {(one.context, one.question) for one in chosen}
-    excluded: dict[str, list[str]] = {"calibration": [], "no gold answer": []}
-    scored: list[Example] = []
-    for example in examples:
-        if (example.context, example.question) in taken:
-            excluded["calibration"].append(example.id)
-        elif not any(example.answers):
-            excluded["no gold answer"].append(example.id)
-        else:
-            scored.append(example)
-    if not scored:
-        counts = ", ".join(f"{len(ids)} left out ({why})" for why, ids in excluded.items())
-        raise ValueError(f"no record to score: of {len(examples)}, {counts}")
-    return Plan(
-        chosen, tuple(scored[:limit]), {why: tuple(ids) for why, ids in excluded.items()}
-    )
-
-
-# ---- prompts -------------------------------------------------------------------------------
-
-
-class _Prompts:
-    """Turns records into items: user turns of the task, chat template, ids, cut.
-
-    Sender's prompt and question have to fit the limit together; what is cut is the middle of the
-    sender's prompt, never the question. In preset paper the skyline's prompt loses the very tokens
-    that the sender's lost, so that both have read the same; in preset reference it loses the
-    middle of the whole prompt, as published.
-    """
-
-    def __init__(self, bench: Bench, task: Task, plan: Plan, limit: int | None) -> None:
-        self._bench, self._task = bench, task
-        self._encode = bench.receiver.model.tokenizer.encode
-        golds = [len(ids) for one in plan.scored for ids in self._gold(one)]
-        # Behind the prompt there has to be room for an answer, the model's or a gold one.
-        reserve = max([bench.max_new_tokens, *golds])
-        models = (bench.sender.model, bench.receiver.model)
-        room = min(model.max_position for model in models) - reserve
-        self.limit = min(MAX_INPUT_TOKENS if limit is None else limit, room)
-        if self.limit < 1:
-            raise ValueError(
-                f"prompts: {reserve} tokens of an answer leave {room} of the models' "
-                f"{room + reserve} positions"
-            )
-
-    def item(self, number: int, example: Example) -> Item:
-        """The prompts of one record.
-
-        Raises
-        ------
-        ValueError
-            An empty context or question, or a question that leaves no room for a context.
-        """
-        family = self._task.family
-        sender, receiver = self._bench.sender, self._bench.receiver
-
-        def ids(message: str) -> np.ndarray:
-            return prompt_ids(receiver.model, receiver.model.tokenizer, message, str, "prompt")
-
-        for what, text in (("context", example.context), ("question", example.question)):
-            if not text.strip():
-                raise ValueError(f"{what} is empty")
-        message = prompts.sender_message(example.context, family)
-        whole = prompt_ids(sender.model, sender.tokenizer, message, str, "context")
-        question = ids(prompts.receiver_message(example.question, family))
-        skyline = ids(prompts.skyline_message(example.context, example.question, family))
-        cut, sender_cut, skyline_cut = whole, 0, 0
-        if self._task.truncates:
-            cut, sender_cut = prompts.cut_sender(whole, len(question), self.limit)
-            if self._bench.preset == "reference":
-                skyline, skyline_cut = prompts.cut_prompt(skyline, self.limit)
-            elif sender_cut:
-                head = len(cut) // 2
-                skyline = np.concatenate([skyline[:head], skyline[head + sender_cut :]])
-                skyline_cut = sender_cut
-        return Item(
-            number=number,
-            sender=cut,
-            receiver=question,
-            baseline=ids(prompts.baseline_message(example.question, family)),
-            skyline=skyline,
-            sender_cut=sender_cut,
-            skyline_cut=skyline_cut,
-            gold=tuple(self._gold(example)),
-        )
-
-    def _gold(self, example: Example) -> list[np.ndarray]:
-        return [np.array(self._encode(text), np.int32) for text in example.answers if text]
-
-
-# ---- a run's folder ------------------------------------------------------------------------
-
-
-def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
-    """A run's settings, with its calibration, and the records of its log.
-
-    Raises
-    ------
-    OSError
-        There is no run in the folder.
-    FormatError
-        run.json is damaged.
-    """
-    run = _read_json(folder / RUN)
-    if run.get("calibrated"):
-        run["calibration"] = _shown(LayerScores.load(folder / CALIBRATION))
-    log = folder / RECORDS
-    return run, parse(log.read_bytes())[0] if log.exists() else []
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise FormatError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict) or "settings" not in value:
-        raise FormatError(f"{path}: expected an object with settings")
-    return value
-
-
-def _shown(scores: LayerScores) -> dict[str, Any]:
-    return {"preset": scores.preset, "n_samples": scores.n_samples, "mass": scores.mass.tolist()}
-
-
-def _enter(folder: Path, run: Mapping[str, Any]) -> None:
-    """Write run.json, or hold it against the one that is there.
-
-    Raises
-    ------
-    ValueError
-        Settings that differ, each with both values; or a log without run.json.
-    """
-    path = folder / RUN
-    if path.exists():
-        first, now = _read_json(path), json.loads(dumps(run))
-        differing = [
-            f"{name} was {_brief(old)}, is {_brief(new)}"
-            for part in ("settings", "methods")
-            for name, old, new in _differences(first.get(part), now[part], part)
-        ]
-        if differing:
-            raise ValueError(
-                f"{folder} holds a run with other settings: {'; '.join(differing)} "
-                "(take another folder, or the same settings to go on)"
-            )
-    elif (folder / RECORDS).exists():
-        raise ValueError(f"{folder} holds {RECORDS} without {RUN}: take another folder")
-    write_json(path, run)
-
-
-def _differences(old: Any, new: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**old, **new}:
-            yield from _differences(old.get(key), new.get(key), f"{name}.{key}")
-    elif old != new:
-        yield name.removeprefix("settings."), old, new
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(one, dict) and "label" in one for one in value):
-        value = ", ".join(one["label"] for one in value)
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# ---- one run -------------------------------------------------------------------------------
 
 
 def evaluate(
@@ -289,7 +58,7 @@ def evaluate(
     Parameters
     ----------
     plan
-        From `divide`.
+        From `plan.divide`.
     methods
         From `methods.methods`; they answer in this order.
     preset
@@ -348,7 +117,7 @@ def evaluate(
     sender.origin.check_receiver(
         receiver.origin, read, layer_map, any_tokenizer=receiver.any_tokenizer
     )
-    writer = _Prompts(bench, task, plan, max_input_tokens)
+    writer = Prompts(bench, task, plan, max_input_tokens)
     calibrated = any(method.calibrated for method in methods)
     if calibrated and scores is None and not plan.calibration:
         raise ValueError("calibration records: none, and a method needs one")
@@ -385,15 +154,12 @@ def evaluate(
         "calibration": None,
     }
     with locked(out):
-        _enter(out, run)
+        enter(out, run)
         if calibrated:
             bench.scores = _calibration(bench, plan, writer, out)
-            run["calibration"] = _shown(bench.scores)
         bench.read_layers = _layers(methods, bench)
         _answer(bench, task, plan, methods, writer, out, batch_size, progress, note)
-        summary: dict[str, Any] = json.loads(
-            dumps(summarise(json.loads(dumps(run)), read_run(out)[1]))
-        )
+        summary: dict[str, Any] = json.loads(dumps(summarise(*read_run(out))))
         write_json(out / SUMMARY, summary)
     return summary
 
@@ -418,23 +184,45 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _calibration(bench: Bench, plan: Plan, writer: _Prompts, out: Path) -> LayerScores:
+def _calibration(bench: Bench, plan: Plan, writer: Prompts, out: Path) -> LayerScores:
     """The layer scores of the run: of its folder, as given, or measured now and kept there."""
     path = out / CALIBRATION
     if path.exists():
         return LayerScores.load(path)
     scores = bench.scores
     if scores is None:
-        items = [writer.item(place, one) for place, one in enumerate(plan.calibration)]
-        scores = selection.calibrate(
-            bench.sender,
-            bench.receiver,
-            [(item.sender, item.receiver) for item in items],
-            preset=bench.preset,
-            layer_map=bench.layer_map,
-        )
+        scores = measure(bench, [writer.item(n, one) for n, one in enumerate(plan.calibration)])
     scores.save(path)
     return scores
+
+
+def measure(bench: Bench, items: Sequence[Item]) -> LayerScores:
+    """Calibrate on records, with the prompts of the task."""
+    return selection.calibrate(
+        bench.sender,
+        bench.receiver,
+        [(item.sender, item.receiver) for item in items],
+        preset=bench.preset,
+        layer_map=bench.layer_map,
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A method of the run, with what its lines of the log are known by."""
+
+    method: Method
+    settings: Mapping[str, Any]
+    key: str
+
+    @classmethod
+    def of(cls, method: Method) -> "_Row":
+        settings = json.loads(dumps(method.settings))
+        return cls(method, settings, _key(method.name, settings))
+
+
+def _key(method: str, settings: Mapping[str, Any]) -> str:
+    return dumps([method, variant(settings)], sort_keys=True)
 
 
 def _answer(
@@ -442,30 +230,22 @@ def _answer(
     task: Task,
     plan: Plan,
     methods: Sequence[Method],
-    writer: _Prompts,
+    writer: Prompts,
     out: Path,
     batch_size: int,
     progress: bool,
     note: Callable[[str], None],
 ) -> None:
     """Everything that the log lacks, batch by batch and method by method."""
-    items: list[Item | Exception] = []
-    for number, example in enumerate(plan.scored):
-        try:
-            items.append(writer.item(number, example))
-        except ValueError as error:
-            items.append(error)
+    items = [_item_or_error(writer, number) for number in range(len(plan.scored))]
     bench.items = items
-    wanted = {
-        (example.id, _key(m.name, json.loads(dumps(m.settings))))
-        for example in plan.scored
-        for m in methods
-    }
+    rows = [_Row.of(method) for method in methods]
+    wanted = {(example.id, row.key) for example in plan.scored for row in rows}
     done: set[tuple[str, str]] = set()
 
     def keep(record: Record) -> bool:
         try:
-            key = record["id"], _key(record["method"], variant(record["settings"]))
+            key = record["id"], _key(record["method"], record["settings"])
         except (KeyError, TypeError, AttributeError):
             return False
         fresh = key in wanted and key not in done and "error" not in record
@@ -473,44 +253,41 @@ def _answer(
             done.add(key)
         return fresh
 
-    with (
-        Log(out, keep) as log,
-        tqdm(
-            total=len(wanted),
-            initial=len(done),
-            disable=not progress,
-            unit="answer",
-            mininterval=0.5,
-            dynamic_ncols=True,
-        ) as bar,
-    ):
+    with Log(out, keep) as log, _bar(len(wanted), len(done), progress) as bar:
         if log.n_damaged:
             note(f"{log.path}: dropped {log.n_damaged} damaged lines of an earlier run")
         if log.n_dropped:
-            note(f"{log.path}: doing {log.n_dropped} failed or foreign records again")
+            note(f"{log.path}: doing {log.n_dropped} failed, repeated or foreign records again")
         if done:
             note(f"going on: {len(done)} of {len(wanted)} answers are there")
-        score = _Running(log.records)
+        score = _Running({row.key: row.method.label for row in rows}, log.records)
         for start in range(0, len(items), batch_size):
-            for method in methods:
-                settings = json.loads(dumps(method.settings))
-                key = _key(method.name, settings)
-                todo = [
-                    number
-                    for number in range(start, min(start + batch_size, len(items)))
-                    if (plan.scored[number].id, key) not in done
-                ]
-                for number, result in _attempt(method, bench, items, todo):
-                    record = _record(plan.scored[number], method.name, settings, result, task)
-                    bar.set_postfix_str(
-                        score.add(method.label, log.append(record)), refresh=False
-                    )
+            batch = range(start, min(start + batch_size, len(items)))
+            for row in rows:
+                todo = [n for n in batch if (plan.scored[n].id, row.key) not in done]
+                for number, result in _attempt(row.method, bench, items, todo):
+                    record = log.append(_record(plan.scored[number], row, result, task))
+                    bar.set_postfix_str(score.add(record), refresh=False)
                     bar.update()
             bench.forget()
 
 
-def _key(method: str, settings: Mapping[str, Any]) -> str:
-    return dumps([method, settings], sort_keys=True)
+def _item_or_error(writer: Prompts, number: int) -> Item | ValueError:
+    try:
+        return writer.item(number, writer.plan.scored[number])
+    except ValueError as error:
+        return error
+
+
+def _bar(total: int, done: int, shown: bool) -> tqdm:
+    return tqdm(
+        total=total,
+        initial=done,
+        disable=not shown,
+        unit="answer",
+        mininterval=0.5 if sys.stderr.isatty() else 10.0,
+        dynamic_ncols=True,
+    )
 
 
 def _attempt(
@@ -533,18 +310,14 @@ def _attempt(
 
 
 def _record(
-    example: Example,
-    method: str,
-    settings: Mapping[str, Any],
-    result: Outcome | Exception,
-    task: Task,
+    example: Example, row: _Row, result: Outcome | Exception, task: Task
 ) -> Record:
     """A line of the log. A failed record has "error", and null for all that is not known."""
     record: Record = {
         "id": example.id,
         "index": example.index,
-        "method": method,
-        "settings": {**settings, "layers": None},
+        "method": row.method.name,
+        "settings": {**row.settings, "layers": None},
         "prompt_sha256": None,
         "answer": None,
         "token_ids": None,
@@ -559,7 +332,7 @@ def _record(
         metrics.strip_reasoning(result.answer).text, example.answers, closed=task.closed
     )
     return record | {
-        "settings": {**settings, "layers": result.layers},
+        "settings": {**row.settings, "layers": result.layers},
         "prompt_sha256": _digest([ids.tolist() for ids in result.prompts]),
         "answer": result.answer,
         "token_ids": result.token_ids,
@@ -576,39 +349,36 @@ def _record(
 
 
 class _Running:
-    """The score so far, for the progress bar: of the method that answered last."""
+    """The score so far of the method that answered last, for the progress bar.
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._nll: dict[str, dict[str, float]] = {}
-        self._match: dict[str, list[float]] = {}
-        self._labels: dict[str, str] = {}
+    labels: of the methods, by the key of their lines.
+    """
+
+    def __init__(self, labels: Mapping[str, str], records: Sequence[Record]) -> None:
+        self._labels = labels
+        self._nll: dict[str, dict[str, float]] = {label: {} for label in labels.values()}
+        self._match: dict[str, list[float]] = {label: [] for label in labels.values()}
         for record in records:
-            self._count(record)
+            self.add(record)
 
-    def add(self, label: str, record: Record) -> str:
+    def add(self, record: Record) -> str:
         """Count a record; returns the line to show."""
-        key = self._count(record)
-        matches, nll = self._match[key], self._nll[key]
-        if not matches:
-            return f"{label}: nothing done"
-        text = f"{label}: match {sum(matches) / len(matches):.2f}"
-        if nll:
-            text += f", nll {sum(nll.values()) / len(nll):.1f}"
-        share = self._recovered(nll)
-        return text if share is None else f"{text}, recovered {share:.2f}"
-
-    def _count(self, record: Record) -> str:
-        key = _key(record["method"], variant(record["settings"]))
-        self._labels.setdefault(record["method"], key)
-        matches, nll = self._match.setdefault(key, []), self._nll.setdefault(key, {})
-        if record["match"] is not None:
+        label = self._labels[_key(record["method"], record["settings"])]
+        nll, matches = self._nll[label], self._match[label]
+        if "error" not in record:
             matches.append(record["match"])
-        if record["nll"] is not None:
-            nll[record["id"]] = record["nll"]
-        return key
+            if record["nll"] is not None:
+                nll[record["id"]] = record["nll"]
+        if not nll:
+            return f"{label}: nothing done"
+        share = self._recovered(nll)
+        return (
+            f"{label}: match {sum(matches) / len(matches):.2f}, "
+            f"nll {sum(nll.values()) / len(nll):.1f}"
+        ) + ("" if share is None else f", recovered {share:.2f}")
 
     def _recovered(self, nll: Mapping[str, float]) -> float | None:
-        ends = [self._nll.get(self._labels.get(name, ""), {}) for name in ("baseline", "skyline")]
-        ids = set(nll) & set(ends[0]) & set(ends[1])
-        sums = [sum(values[i] for i in ids) for values in (ends[0], nll, ends[1])]
-        return (sums[0] - sums[1]) / (sums[0] - sums[2]) if sums[0] != sums[2] else None
+        baseline, skyline = self._nll.get("baseline", {}), self._nll.get("skyline", {})
+        ids = nll.keys() & baseline.keys() & skyline.keys()
+        below, mine, above = (sum(values[i] for i in ids) for values in (baseline, nll, skyline))
+        return None if below == above else (below - mine) / (below - above)

@@ -74,8 +74,8 @@ def recovered_against_bytes(summary: Mapping[str, Any]) -> Figure | None:
         y = [m["recovered"]["value"] for m in methods]
         bars = [_bar(m["recovered"]) for m in methods]
         axes.errorbar(
-            x, y, yerr=list(zip(*bars, strict=True)), label=name, color=colour, marker=marker, markersize=6,
-            linewidth=1.4, elinewidth=1.2, capsize=3,
+            x, y, yerr=list(zip(*bars, strict=True)), label=name, color=colour, marker=marker,
+            markersize=6, linewidth=1.4, elinewidth=1.2, capsize=3,
         )  # fmt: skip
     for level, name in ((0.0, "baseline"), (1.0, "skyline")):
         axes.axhline(level, color=_GREY, linewidth=1, linestyle="--", zorder=0)

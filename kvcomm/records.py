@@ -47,12 +47,12 @@ def plain(value: Any, where: str = "") -> tuple[Any, list[str]]:
     if isinstance(value, os.PathLike):
         return os.fsdecode(value), []
     if isinstance(value, Mapping):
-        pairs = {str(key): plain(v, f"{where}.{key}".lstrip(".")) for key, v in value.items()}
-        return {key: v for key, (v, _) in pairs.items()}, [n for _, ns in pairs.values() for n in ns]
-    if isinstance(value, list | tuple | set | frozenset):
-        items = sorted(value) if isinstance(value, set | frozenset) else value
-        found = [plain(v, f"{where}[{place}]") for place, v in enumerate(items)]
-        return [v for v, _ in found], [n for _, ns in found for n in ns]
+        inside = [plain(v, f"{where}.{key}".lstrip(".")) for key, v in value.items()]
+        pairs = zip(map(str, value), (v for v, _ in inside), strict=True)
+        return dict(pairs), [note for _, notes in inside for note in notes]
+    if isinstance(value, list | tuple):
+        inside = [plain(v, f"{where}[{place}]") for place, v in enumerate(value)]
+        return [v for v, _ in inside], [note for _, notes in inside for note in notes]
     raise TypeError(f"{where or 'value'}: {type(value).__name__} has no JSON form")
 
 

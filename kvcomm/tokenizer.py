@@ -2,7 +2,7 @@
 
 Owns: loading a model folder's tokenizer, which text may become a control token, stop ids, and
 decoding whole or as a stream. The algorithm itself is the `tokenizers` library's; rendering a
-template is template.py's, rebuilding a tokenizer from a GGUF file vocabulary.py's.
+template is template.py's, rebuilding a tokenizer from a GGUF file gguf_vocabulary.py's.
 
 Two rules hold throughout. Control tokens come from templates only: documents, questions and
 message texts cannot forge one, nor any other added token (added tokens that are nothing but
@@ -23,7 +23,7 @@ import tokenizers
 from kvcomm import template
 from kvcomm.errors import FormatError, MismatchError, UnsupportedError
 from kvcomm.fields import AnyPath, check_pointer, read_json, shown
-from kvcomm.vocabulary import check_merges, pairs
+from kvcomm.gguf_vocabulary import check_merges, pairs
 
 _SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 

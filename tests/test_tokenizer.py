@@ -16,7 +16,7 @@ import pytest
 from fixtures import BOS, EOS, TURN_END, TURN_START
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from kvcomm import catalogue, convert, vocabulary
+from kvcomm import catalogue, convert, gguf_vocabulary
 from kvcomm.errors import FormatError, MismatchError, UnsupportedError
 from kvcomm.tokenizer import Tokenizer
 
@@ -283,7 +283,7 @@ def test_no_template(tmp_path: Path) -> None:  # TK-058
         ("{{ tools | tojson(indent=4) }}", '[\n    {\n        "é": "<日>"\n    }\n]'),
         ("{{ tools | tojson }}", '[{"é": "<日>"}]'),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
-        ("{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "02"),
+        ("{% for i in 'abc' %}{% if i == 'b' %}{% continue %}{% endif %}{{ i }}{% endfor %}", "ac"),
         ("a\n  {%- if true -%}\n  b\n{%- endif %}", "ab"),
         ("{% if true %}\nb\n   {% endif %}\nc", "b\nc"),  # trim_blocks, lstrip_blocks
         ("{{ ' a,b '.strip().split(',')[1:] | join }}", "b"),
@@ -314,7 +314,7 @@ def test_template_date() -> None:  # TK-060
         ("{{ conjure() }}", FormatError, "'conjure' is undefined"),
         ("{{ 'x' | conjure }}", FormatError, "No filter named 'conjure'"),
         ("{% if %}", FormatError, "chat template: line 1: "),
-        ("{{ ''.__class__.__mro__ }}{{ ''.__class__.mro() }}", FormatError, "chat template: .*unsafe"),
+        ("{{ ''.__class__.mro() }}", FormatError, "chat template: .*unsafe"),
         ("{% set x = messages.append(1) %}", FormatError, "chat template: .*append.* unsafe"),
     ],
 )  # fmt: skip
@@ -671,13 +671,13 @@ def metadata(**changes: Any) -> dict[str, Any]:
 )
 def test_rebuilt_digit_rules(pre: str, words: list[str]) -> None:
     """The known difference of the three kinds: how digits part, and a blank before them."""
-    content, _ = vocabulary.rebuild(metadata(pre=pre))
+    content, _ = gguf_vocabulary.rebuild(metadata(pre=pre))
     split = LibraryTokenizer.from_str(content).pre_tokenizer.pre_tokenize_str("a 123 b")
     assert [word.replace("Ġ", " ") for word, _ in split] == words
 
 
 def test_rebuilt_byte_level() -> None:
-    content, config = vocabulary.rebuild(metadata())
+    content, config = gguf_vocabulary.rebuild(metadata())
     tokenizer = Tokenizer(content, config=config)
     text = "the other thing <tool>, 42 x!"
     assert tokenizer.encode(text.replace("42", "")) == tiny().encode(text.replace("42", ""))
@@ -686,7 +686,7 @@ def test_rebuilt_byte_level() -> None:
     assert config["eos_token"] == "<|im_end|>"
     assert config["clean_up_tokenization_spaces"] is False
     assert tokenizer.encode("q", add_special_tokens=True) == [ord("q")]
-    with_bos = Tokenizer(vocabulary.rebuild(metadata(add_bos_token=True))[0])
+    with_bos = Tokenizer(gguf_vocabulary.rebuild(metadata(add_bos_token=True))[0])
     assert with_bos.encode("q", add_special_tokens=True) == [BOS, ord("q")]
 
 
@@ -709,7 +709,7 @@ def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
 
 
 def test_rebuilt_sentencepiece() -> None:
-    content, config = vocabulary.rebuild(sentencepiece_metadata())
+    content, config = gguf_vocabulary.rebuild(sentencepiece_metadata())
     tokenizer = Tokenizer(content, config=config)
     blank, a, b, c, ab, bc, blank_ab = range(259, 266)
     assert tokenizer.encode("abc") == [blank_ab, c]  # "ab" beats "bc"
@@ -723,7 +723,7 @@ def test_rebuilt_sentencepiece() -> None:
         assert tokenizer.decode(ids) == text
         assert "".join(streamed(tokenizer, ids)) == text
     assert b not in tokenizer.encode("ab")
-    bare = Tokenizer(vocabulary.rebuild(sentencepiece_metadata(add_space_prefix=False))[0])
+    bare = Tokenizer(gguf_vocabulary.rebuild(sentencepiece_metadata(add_space_prefix=False))[0])
     assert bare.encode("ab ab") == [ab, blank_ab]
     assert bare.decode(bare.encode(" ab")) == " ab"
 
@@ -747,4 +747,4 @@ def test_metadata_that_cannot_be_rebuilt(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        vocabulary.rebuild(metadata(**changes))
+        gguf_vocabulary.rebuild(metadata(**changes))

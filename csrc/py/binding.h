@@ -104,6 +104,8 @@ void py_poll_end(py_poll *poll);   /* takes it back */
 int py_choice(const char *what, const char *value, const char *const *names, int n);
 bool py_dtype(const char *what, const char *value, kvc_dtype *out);
 bool py_preset(const char *value, kvc_preset *out);
+/* Python's bool or NumPy's, which in NumPy 1 passes for an integer. */
+bool py_is_bool(PyObject *value);
 /* An integer that is not a bool, within low .. high. */
 bool py_integer(PyObject *value, const char *what, int64_t low, int64_t high, int64_t *out);
 /* Sets mask[l] = 1 for every l in an iterable of layers: sets and arrays are fine, the order and

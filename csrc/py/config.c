@@ -56,20 +56,15 @@ static const char *const rope_others[] = {"kind"};
 
 /* ---- reading ---- */
 
-/* A bool, Python's or NumPy's. */
 static bool read_bool(PyObject *value, const char *what, bool *out) {
-    PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__name__");
-    const char *text = name ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
-    bool good = text && strncmp(text, "bool", 4) == 0;
-    Py_DecRef(name);
-    if (!good) return py_wrong_type(what, "a bool", value);
+    if (!py_is_bool(value)) return py_wrong_type(what, "a bool", value);
     int truth = PyObject_IsTrue(value);
     *out = truth > 0;
     return truth >= 0;
 }
 
 static bool read_double(PyObject *value, const char *what, double *out) {
-    if (Py_TYPE(value) == &PyBool_Type) return py_wrong_type(what, "a number", value);
+    if (py_is_bool(value)) return py_wrong_type(what, "a number", value);
     *out = PyFloat_AsDouble(value);
     if (!PyErr_Occurred()) return true;
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) return false;

@@ -44,8 +44,18 @@ PyObject *py_wrong_type(const char *what, const char *wanted, PyObject *got) {
     return NULL;
 }
 
+bool py_is_bool(PyObject *value) {
+    if (Py_TYPE(value) == &PyBool_Type) return true;
+    PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__name__");
+    const char *text = name ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    bool is_bool = text && (strcmp(text, "bool") == 0 || strcmp(text, "bool_") == 0);
+    Py_DecRef(name);
+    PyErr_Clear();
+    return is_bool;
+}
+
 bool py_integer(PyObject *value, const char *what, int64_t low, int64_t high, int64_t *out) {
-    PyObject *index = Py_TYPE(value) == &PyBool_Type ? NULL : PyNumber_Index(value);
+    PyObject *index = py_is_bool(value) ? NULL : PyNumber_Index(value);
     if (!index) {
         if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) return false;
         PyErr_Clear();

@@ -111,7 +111,8 @@ class Bench:
     scores
         The calibration; None when no method needs one.
     items
-        All items of the run, for methods that choose from an earlier one.
+        All items of the run, for methods that choose from an earlier one; in place of an item that
+        could not be made stands its error.
     """
 
     sender: Sender
@@ -121,7 +122,7 @@ class Bench:
     layer_map: tuple[int, ...] | None = None
     scores: "LayerScores | None" = None
     read_layers: tuple[int, ...] = ()
-    items: Sequence[Item] = ()
+    items: Sequence[Item | Exception] = ()
     _readings: dict[int, tuple[Packet, float]] = field(default_factory=dict, repr=False)
 
     def read(self, items: Sequence[Item]) -> list[tuple[Packet, float]]:

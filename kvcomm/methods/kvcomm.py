@@ -119,6 +119,8 @@ class KVComm(Method):
         chosen = {}
         for start in {item.number - item.number % self.online for item in items}:
             guide = bench.items[start]
+            if isinstance(guide, Exception):
+                raise guide
             scores = selection.calibrate(
                 bench.sender,
                 bench.receiver,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvcomm.errors import FormatError, UnsupportedError
-from kvcomm.vocabulary import CONTROL
+from kvcomm.gguf_vocabulary import CONTROL
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ _REFUSED_FIELDS = (
     "logit_scale",
 )
 
+_CHUNK = 1 << 20  # values
+
 _GEMMA3_PATTERN = 6
 _GEMMA3_LOCAL_THETA = 10000.0
 _GEMMA3_27B_LAYERS = 62
@@ -93,7 +95,12 @@ def dequantize(source: Any) -> np.ndarray:
     """The values of a tensor of the file in f32."""
     import gguf
 
-    return gguf.dequantize(source.data, source.tensor_type)
+    values = np.empty([int(n) for n in reversed(source.shape)], np.float32)
+    # Some rows at a time: the library works with several copies of what it is given.
+    n_rows = max(1, _CHUNK * len(values) // values.size) if values.size else 1
+    for i in range(0, len(values), n_rows):
+        values[i : i + n_rows] = gguf.dequantize(source.data[i : i + n_rows], source.tensor_type)
+    return values
 
 
 # ---- configuration ---------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""`kvcomm demo`: the shipped questions through every method, with random layers as a control.
+
+The first records of the shipped file calibrate, the others are scored. Owns only this choice; the
+run is evaluate.py's and the report report.py's.
+"""
+
+import sys
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kvcomm import report, tasks
+from kvcomm.agents import Receiver, Sender
+from kvcomm.evaluate import evaluate
+from kvcomm.methods import Options, methods
+from kvcomm.model import Model
+from kvcomm.plan import divide
+from kvcomm.records import RECORDS
+from kvcomm.runs import CALIBRATION, RUN, SUMMARY
+
+QUESTIONS = "multihop.json"
+N_CALIBRATION = 8
+BATCH_SIZE = 8
+TITLE = "kvcomm: answers from another model's KV cache"
+OPTIONS = Options(
+    ratios=("0.3", "0.5", "0.7"), strategies=("attention_gaussian", "random", "all")
+)
+
+
+def run(
+    model_name: str,
+    out: Path,
+    *,
+    limit: int | None = None,
+    note: Callable[[str], None] = lambda line: None,
+) -> tuple[dict[str, Any], Path]:
+    """Run the demo; returns its summary and the path of the HTML report.
+
+    A demo that was interrupted in `out` goes on; a finished one there is made anew.
+    """
+    with resources.as_file(resources.files("kvcomm") / "questions" / QUESTIONS) as path:
+        task = tasks.find("hotpotqa")
+        examples = task.load(path)
+    plan = divide(examples, n_calibration=N_CALIBRATION, limit=limit)
+    if (out / SUMMARY).exists():
+        for name in (SUMMARY, RUN, RECORDS, CALIBRATION):
+            (out / name).unlink(missing_ok=True)
+    note(f"loading {model_name} (fetched and converted once, then cached)")
+    model = Model.load(model_name, progress=sys.stderr.isatty())
+    note(
+        f"{len(plan.scored)} questions; layers are chosen on {len(plan.calibration)} others; "
+        f"{model.n_layers} layers"
+    )
+    summary = evaluate(
+        Sender(model),
+        Receiver(model),
+        task,
+        plan,
+        methods(("baseline", "skyline", "kvcomm"), OPTIONS),
+        out,
+        batch_size=BATCH_SIZE,
+        about={"data": f"shipped questions, {QUESTIONS}", "context": "gold"},
+        command=("kvcomm", "demo", "--model", model_name)
+        + (() if limit is None else ("--limit", str(limit))),
+        progress=True,
+        note=note,
+    )
+    return summary, report.write_report(summary, out, TITLE)

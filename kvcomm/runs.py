@@ -1,0 +1,96 @@
+"""The folder of a run: its settings, and how a later start is held against them.
+
+    DIR/run.json          settings, written first; a run with other settings is refused
+    DIR/records.jsonl     one line per record and method, written the moment it is done
+    DIR/calibration.json  the layer scores, when a method needs some
+    DIR/summary.json      written at the end
+
+Owns these names, and reading a run back. The log's form is records.py's, a run's course
+evaluate.py's.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvcomm.errors import FormatError
+from kvcomm.records import RECORDS, Record, dumps, parse, write_json
+from kvcomm.selection import LayerScores
+
+RUN = "run.json"
+SUMMARY = "summary.json"
+CALIBRATION = "calibration.json"
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
+    """A run's settings, with its calibration, and the records of its log.
+
+    Raises
+    ------
+    OSError
+        There is no run in the folder.
+    FormatError
+        run.json is damaged.
+    """
+    run = _read_json(folder / RUN)
+    if run.get("calibrated"):
+        scores = LayerScores.load(folder / CALIBRATION)
+        run["calibration"] = {
+            "preset": scores.preset,
+            "n_samples": scores.n_samples,
+            "mass": scores.mass.tolist(),
+        }
+    log = folder / RECORDS
+    return run, parse(log.read_bytes())[0] if log.exists() else []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict) or "settings" not in value:
+        raise FormatError(f"{path}: expected an object with settings")
+    return value
+
+
+def enter(folder: Path, run: Mapping[str, Any]) -> None:
+    """Write run.json, or hold it against the one that is there.
+
+    Raises
+    ------
+    ValueError
+        Settings that differ, each with both values; or a log without run.json.
+    """
+    path = folder / RUN
+    if path.exists():
+        first, now = _read_json(path), json.loads(dumps(run))
+        differing = [
+            f"{name} was {_brief(old)}, is {_brief(new)}"
+            for part in ("settings", "methods")
+            for name, old, new in _differences(first.get(part), now[part], part)
+        ]
+        if differing:
+            raise ValueError(
+                f"{folder} holds a run with other settings: {'; '.join(differing)} "
+                "(take another folder, or the same settings to go on)"
+            )
+    elif (folder / RECORDS).exists():
+        raise ValueError(f"{folder} holds {RECORDS} without {RUN}: take another folder")
+    write_json(path, run)
+
+
+def _differences(old: Any, new: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}")
+    elif old != new:
+        yield name.removeprefix("settings."), old, new
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(one, dict) and "label" in one for one in value):
+        value = ", ".join(one["label"] for one in value)
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
