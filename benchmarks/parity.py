@@ -12,11 +12,9 @@ difference between the two tokens' logits at that step; below NEAR_TIE it is a n
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ import numpy as np
 import safetensors.numpy
 
 import kvcomm
+from kvcomm import environment
 from kvcomm.selection import choose
 
 #: Catalogue name of a model -> its part in the names of the recordings.
@@ -42,7 +41,7 @@ NEAR_TIE = 1e-3  # logits closer than this may change places
 class Outcome:
     """One comparison. error: largest deviation, where there is a number."""
 
-    group: str  # "greedy ids", "first logits", "mass", "ranking", "layers", "nll", "leak"
+    group: str  # "greedy ids", "first logits", "mass", "ranking", "layers", "nll"
     case: str
     equal: bool
     error: float = 0.0
@@ -301,35 +300,48 @@ def everything(model: kvcomm.Model, recordings: Path, part: str) -> Iterator[Out
     yield from paper_records(pair, json.loads((recordings / f"paper_{part}.json").read_text()))
 
 
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Per group how many are equal and the largest error, and every difference in full."""
+    groups = {}
+    for group in dict.fromkeys(outcome.group for outcome in outcomes):
+        members = [outcome for outcome in outcomes if outcome.group == group]
+        groups[group] = {
+            "equal": sum(outcome.equal for outcome in members),
+            "of": len(members),
+            "largest_error": max(outcome.error for outcome in members),
+        }
+    differences = [asdict(outcome) for outcome in outcomes if not outcome.equal]
+    return {"groups": groups, "differences": differences}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recordings", type=Path, default=Path("../shared/reference"))
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--out", type=Path, help="JSON file for all outcomes")
+    parser.add_argument("--out", type=Path, help="JSON file for counts and differences")
     options = parser.parse_args()
-    report: dict[str, Any] = {"command": sys.argv, "machine": platform.processor(), "models": {}}
-    failed = 0
+    command = " ".join(["python", *sys.argv])
+    report = {"command": command, **environment.machine(), "models": {}}
+    faults = 0
     for name in options.models.split(","):
         started = time.perf_counter()
         model = kvcomm.Model.load(name, dtype="f32")
         outcomes = list(everything(model, options.recordings, MODELS[name]))
-        seconds = time.perf_counter() - started
-        report["models"][name] = {"seconds": seconds, "outcomes": [asdict(o) for o in outcomes]}
-        total, equal = Counter(o.group for o in outcomes), Counter()
+        found = {"seconds": round(time.perf_counter() - started), **summary(outcomes)}
+        report["models"][name] = found
         for outcome in outcomes:
-            equal[outcome.group] += outcome.equal
             if not outcome.equal:
                 kind = "near-tie" if outcome.near_tie else "DIFFERS"
-                failed += not outcome.near_tie
+                faults += not outcome.near_tie
                 print(f"{kind:8} {outcome.case}: {outcome.note or f'{outcome.error:.2e}'}")
-        print(f"\n{name}, {seconds:.0f} s")
-        for group, n in total.items():
-            worst = max(o.error for o in outcomes if o.group == group)
-            print(f"  {group:14} {equal[group]:4} of {n:4} equal, largest error {worst:.1e}")
+        print(f"{name}, {found['seconds']} s")
+        for group, row in found["groups"].items():
+            counts = f"{row['equal']:4} of {row['of']:4} equal"
+            print(f"  {group:14}{counts}, largest error {row['largest_error']:.1e}", flush=True)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=1) + "\n")
-    return int(failed > 0)
+    return int(faults > 0)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ paper) and "reference" (its published code); method.md sections 2, 3 and 5. In e
 With several senders C is the sum of their lengths. Does not do arithmetic (the core's), choose
 layers (selection.py) or hold the decode loop (generate.py).
 
-turns.py says what contexts, questions and packets may be: text or ids, one or a list, packets of
-one sender or a tuple from several. Calls may run in several threads at once.
+turns.py says what contexts, questions and packets may be (text or ids, one or a list, packets of
+one sender or a tuple from several) and what comes back. Calls may run in several threads at once.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 from kvcomm import prompts
 from kvcomm._core import KV, Session, Workspace
 from kvcomm.errors import MismatchError, UnsupportedError
-from kvcomm.generate import Decoding, Sampling, Slack, StopReason, log_likelihoods
+from kvcomm.generate import Decoding, Sampling, Slack, log_likelihoods
 from kvcomm.packet import (
     Origin,
     Packet,
@@ -42,9 +41,12 @@ from kvcomm.packet import (
     whole_layers,
 )
 from kvcomm.turns import (
+    Answer,
     Message,
     Packets,
     Question,
+    Score,
+    Stats,
     Turn,
     answer_ids,
     common_preset,
@@ -88,7 +90,7 @@ class Sender:
     def read(
         self,
         context: Any,
-        layers: Sequence[int] | None = None,
+        layers: Iterable[int] | None = None,
         *,
         preset: Preset = "paper",
         message: Message = prompts.sender_message,
@@ -198,56 +200,6 @@ def _fit(
 # ---- receiving -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Stats:
-    """What an answer cost. Seconds count from the beginning of the call, tokenization included.
-
-    receiver_tokens: tokens of the receiver's prompt, prefilled. context_tokens: C. message_bytes:
-    bytes of K and V handed over. cut_tokens: lost from the contexts. forwarded_tokens: prompt and
-    decoded tokens that went through the model for this answer. call_tokens, call_flops: what the
-    core counted during the call, for all questions of the batch together.
-    """
-
-    receiver_tokens: int
-    context_tokens: int
-    message_bytes: int
-    cut_tokens: int
-    forwarded_tokens: int
-    first_token_seconds: float | None
-    total_seconds: float
-    call_tokens: int
-    call_flops: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A receiver's answer.
-
-    ids: every generated token, a stop id included. text: without the stop id, and cut before a
-    stop string; "" when the model has no tokenizer. stop_reason: "eos", "stop" (a stop string),
-    "length" (max_new_tokens) or "limit" (the model's last position).
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    stop_reason: StopReason
-    stats: Stats
-
-
-@dataclass(frozen=True, eq=False)
-class Score:
-    """Negative log-likelihood of a given answer, in nats.
-
-    nll: sum over tokens. token_nll: float64 [n]. token_ids: the answer's ids. choice: which of
-    the alternative answers this is, the likeliest; 0 when there was one.
-    """
-
-    nll: float
-    token_nll: NDArray[np.float64]
-    token_ids: tuple[int, ...]
-    choice: int = 0
-
-
 class Receiver:
     """A model that answers questions from the packets of senders.
 
@@ -304,8 +256,8 @@ class Receiver:
         question
             Text or ids, or a list of them.
         packet
-            None (the baseline), a Packet, a tuple of Packets from several senders; for a list of
-            questions also a list of these.
+            None (the baseline), a Packet, or a tuple of Packets from several senders; for a list
+            of questions also a list with one of these per question.
         max_new_tokens
             0 gives an empty answer.
         temperature, top_k, top_p, seed
@@ -360,13 +312,17 @@ class Receiver:
         packet: Packets = None,
         max_new_tokens: int = 64,
         *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
         stop: str | Sequence[str] = (),
-        sampling: Sampling = Sampling(),
         **options: Any,
     ) -> Iterator[str]:
         """The text of `answer` for one question, piece by piece, in whole characters."""
         if not is_single(question):
             raise TypeError("question: stream takes one question, found a list")
+        sampling = Sampling(temperature, top_k, top_p, seed)
         call = _Call(self, question, packet, options)
         return (piece for _, piece in self._decode(call, max_new_tokens, sampling, stop))
 
@@ -490,7 +446,8 @@ class Receiver:
         """EOS ids of the generation config; the published kvcomm knows config.json's only."""
         if preset == "reference" and turn.packets:
             raw = self.model.config.raw
-            stated = raw.get("eos_token_id", raw.get("text_config", {}).get("eos_token_id"))
+            inner = raw.get("text_config") or {}
+            stated = raw.get("eos_token_id", inner.get("eos_token_id"))
             return frozenset([stated] if isinstance(stated, int) else stated or ())
         return frozenset(self.model.stop_ids)
 

@@ -21,11 +21,9 @@ from kvcomm.runs import CALIBRATION, RUN, SUMMARY
 
 QUESTIONS = "multihop.json"
 N_CALIBRATION = 8
-BATCH_SIZE = 8
+BATCH_SIZE = 20
 TITLE = "kvcomm: answers from another model's KV cache"
-OPTIONS = Options(
-    ratios=("0.3", "0.5", "0.7"), strategies=("attention_gaussian", "random", "all")
-)
+OPTIONS = Options(ratios=("0.3", "0.5", "0.7"), strategies=("attention_gaussian", "random", "all"))
 
 
 def run(

@@ -9,7 +9,7 @@ summary.py counts.
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tqdm import tqdm
 from kvcomm import environment, metrics, prompts, selection
 from kvcomm.agents import Receiver, Sender
 from kvcomm.methods import Bench, Item, Method, Outcome
+from kvcomm.model import Model
 from kvcomm.packet import Preset, check_layer_map, check_preset
 from kvcomm.plan import Plan, Prompts
 from kvcomm.records import Log, Record, dumps, locked, write_json
@@ -27,6 +28,15 @@ from kvcomm.runs import CALIBRATION, SUMMARY, enter, read_run
 from kvcomm.selection import LayerScores
 from kvcomm.summary import summarise, variant
 from kvcomm.tasks import Example, Task
+
+#: K and V that the prompts of one batch may take; longer records make smaller batches.
+BATCH_BYTES = 1 << 30
+
+#: Fields of a line of the log, in order; a record that failed has "error" besides.
+FIELDS = (
+    "id", "index", "method", "settings", "prompt_sha256", "answer", "token_ids", "gold", "match",
+    "f1", "em", "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens", "seconds",
+)  # fmt: skip
 
 
 def evaluate(
@@ -111,35 +121,22 @@ def evaluate(
         layer_map=layer_map,
         scores=scores,
     )
-    # Bad settings of a method have to show before anything is measured or written.
-    level = LayerScores(np.zeros((1, n_layers, 1)), preset, "", "")
-    read = _layers(methods, replace(bench, scores=level))
-    sender.origin.check_receiver(
-        receiver.origin, read, layer_map, any_tokenizer=receiver.any_tokenizer
-    )
-    writer = Prompts(bench, task, plan, max_input_tokens)
     calibrated = any(method.calibrated for method in methods)
     if calibrated and scores is None and not plan.calibration:
         raise ValueError("calibration records: none, and a method needs one")
+    # Bad settings of a method have to show before anything is measured or written.
+    level = LayerScores(np.zeros((1, n_layers, 1)), preset, "", "")
+    read = _layers(methods, replace(bench, scores=level))
+    if read:
+        sender.origin.check_receiver(
+            receiver.origin, read, layer_map, any_tokenizer=receiver.any_tokenizer
+        )
+    writer = Prompts(bench, task, plan, max_input_tokens)
     run = {
         "settings": {
-            "task": task.name,
-            "closed_answers": task.closed,
-            "preset": preset,
-            "sender": _described(sender),
-            "receiver": _described(receiver),
-            "layer_map": layer_map,
-            "prompts": asdict(prompts.FAMILIES[task.family]),
-            "max_new_tokens": bench.max_new_tokens,
+            **_settings(bench, task, plan, calibrated),
             "max_input_tokens": writer.limit,
             "seed": seed,
-            "n_records": len(plan.scored),
-            "records_sha256": _digest([asdict(one) for one in plan.scored]),
-            "calibration": [one.id for one in plan.calibration] if calibrated else [],
-            "calibration_sha256": None
-            if scores is None or not calibrated
-            else _digest(scores.sample_mass.tolist()),
-            "kvcomm": environment.versions()["kvcomm"],
             **(about or {}),
         },
         "environment": {
@@ -154,9 +151,9 @@ def evaluate(
         "calibration": None,
     }
     with locked(out):
-        enter(out, run)
+        resumed = enter(out, run)
         if calibrated:
-            bench.scores = _calibration(bench, plan, writer, out)
+            bench.scores = _calibration(bench, plan, writer, out / CALIBRATION, resumed)
         bench.read_layers = _layers(methods, bench)
         _answer(bench, task, plan, methods, writer, out, batch_size, progress, note)
         summary: dict[str, Any] = json.loads(dumps(summarise(*read_run(out))))
@@ -164,12 +161,31 @@ def evaluate(
     return summary
 
 
+def _settings(bench: Bench, task: Task, plan: Plan, calibrated: bool) -> dict[str, Any]:
+    """What decides a run's results, besides its methods."""
+    given = bench.scores if calibrated else None
+    return {
+        "task": task.name,
+        "closed_answers": task.closed,
+        "preset": bench.preset,
+        "sender": _described(bench.sender.model),
+        "receiver": _described(bench.receiver.model),
+        "layer_map": bench.layer_map,
+        "prompts": asdict(prompts.FAMILIES[task.family]),
+        "max_new_tokens": bench.max_new_tokens,
+        "n_records": len(plan.scored),
+        "records_sha256": _digest([asdict(one) for one in plan.scored]),
+        "calibration": [one.id for one in plan.calibration] if calibrated else [],
+        "calibration_sha256": None if given is None else _digest(given.sample_mass),
+        "kvcomm": environment.versions()["kvcomm"],
+    }
+
+
 def _layers(methods: Sequence[Method], bench: Bench) -> tuple[int, ...]:
     return tuple(sorted({layer for method in methods for layer in method.layers(bench)}))
 
 
-def _described(agent: Sender | Receiver) -> dict[str, Any]:
-    model = agent.model
+def _described(model: Model) -> dict[str, Any]:
     return {
         "model": model.name,
         "fingerprint": model.fingerprint,
@@ -184,10 +200,11 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _calibration(bench: Bench, plan: Plan, writer: Prompts, out: Path) -> LayerScores:
-    """The layer scores of the run: of its folder, as given, or measured now and kept there."""
-    path = out / CALIBRATION
-    if path.exists():
+def _calibration(
+    bench: Bench, plan: Plan, writer: Prompts, path: Path, resumed: bool
+) -> LayerScores:
+    """The layer scores of the run: those it began with, as given, or measured now and kept."""
+    if resumed and path.exists():
         return LayerScores.load(path)
     scores = bench.scores
     if scores is None:
@@ -244,14 +261,13 @@ def _answer(
     done: set[tuple[str, str]] = set()
 
     def keep(record: Record) -> bool:
-        try:
-            key = record["id"], _key(record["method"], record["settings"])
-        except (KeyError, TypeError, AttributeError):
+        if not record.keys() >= set(FIELDS) or "error" in record:
             return False
-        fresh = key in wanted and key not in done and "error" not in record
-        if fresh:
-            done.add(key)
-        return fresh
+        key = record["id"], _key(record["method"], record["settings"])
+        if key not in wanted or key in done:
+            return False
+        done.add(key)
+        return True
 
     with Log(out, keep) as log, _bar(len(wanted), len(done), progress) as bar:
         if log.n_damaged:
@@ -261,8 +277,8 @@ def _answer(
         if done:
             note(f"going on: {len(done)} of {len(wanted)} answers are there")
         score = _Running({row.key: row.method.label for row in rows}, log.records)
-        for start in range(0, len(items), batch_size):
-            batch = range(start, min(start + batch_size, len(items)))
+        room = BATCH_BYTES // max(m.memory["kv_per_token"] for m in _models(bench))
+        for batch in _batches(items, batch_size, room):
             for row in rows:
                 todo = [n for n in batch if (plan.scored[n].id, row.key) not in done]
                 for number, result in _attempt(row.method, bench, items, todo):
@@ -270,6 +286,27 @@ def _answer(
                     bar.set_postfix_str(score.add(record), refresh=False)
                     bar.update()
             bench.forget()
+
+
+def _models(bench: Bench) -> tuple[Model, Model]:
+    return bench.sender.model, bench.receiver.model
+
+
+def _batches(
+    items: Sequence[Item | Exception], batch_size: int, n_tokens: int
+) -> Iterator[list[int]]:
+    """Numbers of successive items: batch_size of them, fewer when they pass n_tokens."""
+    batch: list[int] = []
+    tokens = 0
+    for number, item in enumerate(items):
+        more = 0 if isinstance(item, Exception) else len(item.skyline)
+        if batch and (len(batch) == batch_size or tokens + more > n_tokens):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(number)
+        tokens += more
+    if batch:
+        yield batch
 
 
 def _item_or_error(writer: Prompts, number: int) -> Item | ValueError:
@@ -309,21 +346,14 @@ def _attempt(
         return [pair for number in numbers for pair in _attempt(method, bench, items, [number])]
 
 
-def _record(
-    example: Example, row: _Row, result: Outcome | Exception, task: Task
-) -> Record:
+def _record(example: Example, row: _Row, result: Outcome | Exception, task: Task) -> Record:
     """A line of the log. A failed record has "error", and null for all that is not known."""
-    record: Record = {
+    record: Record = dict.fromkeys(FIELDS) | {
         "id": example.id,
         "index": example.index,
         "method": row.method.name,
         "settings": {**row.settings, "layers": None},
-        "prompt_sha256": None,
-        "answer": None,
-        "token_ids": None,
         "gold": example.answers,
-        **dict.fromkeys(("match", "f1", "em", "nll", "n_gold_tokens")),
-        **dict.fromkeys(("message_bytes", "receiver_tokens", "cut_tokens")),
         "seconds": dict.fromkeys(("sender", "transfer", "first_token", "total")),
     }
     if isinstance(result, Exception):

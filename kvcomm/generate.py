@@ -1,7 +1,8 @@
 """Tokens out of sessions: the decode loop over a batch, and log-likelihoods of given tokens.
 
 Owns stop rules (EOS ids, stop strings, length), sampling per row and streaming in whole
-characters. Does not know senders, packets or presets: agents.py prepares the sessions. No row's result depends on the other rows of its batch.
+characters. Does not know senders, packets or presets: agents.py prepares the sessions. No row's
+result depends on the other rows of its batch.
 """
 
 import time

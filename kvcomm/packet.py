@@ -161,9 +161,10 @@ class Origin:
             same(f"rope {place}:", self.rope[layer], receiver.rope[to])
             same(f"window {place}:", self._window(layer), receiver._window(to))
         if not any_tokenizer:
-            same("vocabulary size", self.vocab_size, receiver.vocab_size)
+            hint = "(Receiver(..., any_tokenizer=True) takes any)"
+            same(f"vocabulary size {hint}", self.vocab_size, receiver.vocab_size)
             if self.tokenizer and receiver.tokenizer:
-                same("tokenizer", self.tokenizer[:12], receiver.tokenizer[:12])
+                same(f"tokenizer {hint}", self.tokenizer[:12], receiver.tokenizer[:12])
 
     def _window(self, layer: int) -> int:
         return self.window if self.windowed[layer] else 0
@@ -355,7 +356,11 @@ class Packet:
 
     @classmethod
     def load(
-        cls, path: str | bytes | os.PathLike[str], *, model: "Model | None" = None, device: str = "cpu"
+        cls,
+        path: str | bytes | os.PathLike[str],
+        *,
+        model: "Model | None" = None,
+        device: str = "cpu",
     ) -> "Packet":
         """The packet that `save` wrote.
 

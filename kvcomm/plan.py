@@ -80,9 +80,7 @@ def divide(
     if not scored:
         counts = ", ".join(f"{len(ids)} left out ({why})" for why, ids in excluded.items())
         raise ValueError(f"no record to score: of {len(examples)}, {counts}")
-    return Plan(
-        chosen, tuple(scored[:limit]), {why: tuple(ids) for why, ids in excluded.items()}
-    )
+    return Plan(chosen, tuple(scored[:limit]), {why: tuple(ids) for why, ids in excluded.items()})
 
 
 class Prompts:

@@ -13,15 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-#: Colour and marker per family of variants, in the order in which they appear.
-_STYLES = (
-    ("#1f5fa8", "o"),
-    ("#c8641e", "s"),
-    ("#2f8f5b", "D"),
-    ("#8a4fa3", "^"),
-    ("#7a6a58", "v"),
-    ("#b03a5b", "P"),
-)
+#: Per family of variants, in the order in which they appear. One marker more than colours, so
+#: that a colour comes again with another marker.
+_COLOURS = ("#1f5fa8", "#c8641e", "#2f8f5b", "#8a4fa3", "#7a6a58", "#b03a5b")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 _GREY = "#666666"
 
 
@@ -66,11 +61,9 @@ def recovered_against_bytes(summary: Mapping[str, Any]) -> Figure | None:
     widest = max(m["message_bytes"]["value"] for m in everything)
     unit, size = _unit(widest)
     for place, (name, methods) in enumerate(families.items()):
-        colour, marker = _STYLES[place % len(_STYLES)]
+        colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
         methods = sorted(methods, key=lambda m: m["message_bytes"]["value"])
-        # Variants of equal size stand side by side instead of on top of each other.
-        aside = (place - (len(families) - 1) / 2) * 0.012 * widest
-        x = [(m["message_bytes"]["value"] + aside) / size for m in methods]
+        x = [(m["message_bytes"]["value"] + _aside(m, everything) * widest) / size for m in methods]
         y = [m["recovered"]["value"] for m in methods]
         bars = [_bar(m["recovered"]) for m in methods]
         axes.errorbar(
@@ -84,16 +77,27 @@ def recovered_against_bytes(summary: Mapping[str, Any]) -> Figure | None:
             textcoords="offset points", ha="right", va="bottom", color=_GREY, fontsize=9,
         )  # fmt: skip
     axes.set_xlim(0, widest / size * 1.12)
-    axes.set_xlabel(f"message, {unit} per record (mean)")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, -0.08), max(high, 1.12))
     axes.set_ylabel("recovered (0 = baseline, 1 = skyline)")
     counts = {m["recovered"]["n"] for m in everything}
     n = f"n = {min(counts)}" if len(counts) == 1 else f"n = {min(counts)} to {max(counts)}"
-    axes.set_title(
-        f"Recovered against bytes sent ({n} records, bars: 95% bootstrap intervals)", fontsize=11
+    axes.set_title("Recovered against bytes sent", fontsize=11)
+    axes.set_xlabel(
+        f"message, {unit} per record (mean of {n} records; bars: 95% bootstrap intervals)"
     )
     _layer_ticks(axes, everything, size)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    figure.legend(
+        loc="outside lower center", ncols=min(4, len(families)), frameon=False, fontsize=9
+    )
     return figure
+
+
+def _aside(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> float:
+    """A step to the side, as a share of the axis: variants of one size stand side by side."""
+    size = method["message_bytes"]["value"]
+    same = [m["label"] for m in methods if abs(m["message_bytes"]["value"] - size) < 0.01 * size]
+    return 0.014 * (same.index(method["label"]) - (len(same) - 1) / 2)
 
 
 def _bar(interval: Mapping[str, Any]) -> tuple[float, float]:
@@ -159,7 +163,7 @@ def mass_per_layer(summary: Mapping[str, Any]) -> Figure | None:
             family = families.index(_family(method)) if _family(method) in families else 0
             strip.scatter(
                 method["layers"], [y] * len(method["layers"]), marker="s", s=34,
-                color=_STYLES[family % len(_STYLES)][0],
+                color=_COLOURS[family % len(_COLOURS)],
             )  # fmt: skip
             strip.axhline(y, color="#dddddd", linewidth=0.8, zorder=0)
         strip.set_yticks(range(len(rows)), [method["label"] for method in rows], fontsize=9)

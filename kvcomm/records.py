@@ -154,6 +154,8 @@ class Log:
 
     Attributes
     ----------
+    path : Path
+        The file.
     records : list of dict
         What was found and kept, and what was appended since.
     n_damaged, n_dropped : int
@@ -166,15 +168,15 @@ class Log:
     """
 
     def __init__(self, folder: Path, keep: Callable[[Record], bool]) -> None:
-        path = folder / RECORDS
-        data = path.read_bytes() if path.exists() else b""
+        self.path = folder / RECORDS
+        data = self.path.read_bytes() if self.path.exists() else b""
         found, self.n_damaged = parse(data)
         self.records = [record for record in found if keep(record)]
         self.n_dropped = len(found) - len(self.records)
         whole = b"".join(map(_line, self.records))
         if whole != data:
-            write_whole(path, whole)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            write_whole(self.path, whole)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def __enter__(self) -> "Log":
         return self
@@ -183,11 +185,20 @@ class Log:
         os.close(self._file)
 
     def append(self, record: Mapping[str, Any]) -> Record:
-        """Write a record's line, at once and unbuffered; returns it as a reader would see it."""
+        """Write a record's line, at once and unbuffered; returns it as a reader would see it.
+
+        Raises
+        ------
+        OSError
+            The line is not, or not wholly, on the disk; a later start drops what is there of it.
+        """
         line = _line(record)
         left = memoryview(line)
-        while left:
-            left = left[os.write(self._file, left) :]
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
         written: Record = json.loads(line)
         self.records.append(written)
         return written

@@ -40,7 +40,8 @@ def seconds(value: float | None) -> str:
 
 
 def _decimals(places: int) -> Callable[[float | None], str]:
-    return lambda value: "-" if value is None else f"{value:.{places}f}"
+    # Adding 0.0 turns the -0.0 that rounding may leave into 0.0.
+    return lambda value: "-" if value is None else f"{round(value, places) + 0.0:.{places}f}"
 
 
 #: Columns: heading, field of the summary, how a value is written, whether its interval is shown.
@@ -82,17 +83,23 @@ def rows(summary: Summary) -> list[list[tuple[str, str]]]:
 def notes(summary: Summary) -> list[str]:
     """What the columns mean, one line each."""
     settings, environment = summary["settings"], summary["environment"]
+    rule = ", with HotpotQA's rule for yes and no" if settings["closed_answers"] else ""
     return [
         "recovered: share of what reading the context would have given, "
         "(nll baseline - nll) / (nll baseline - nll skyline), sums over records.",
         "nll: of the gold answer, nats, mean per record. match: set F1 of lemmas above 0.5 "
-        f"(the paper's metric). F1, EM: {settings['metric']}. Below each: 95% bootstrap interval "
-        "over records.",
+        f"(the paper's metric). F1, EM: SQuAD's{rule}. Ranges: 95% bootstrap intervals over "
+        "records.",
         "message: K and V handed over, per record; skyline is one model, nothing is sent. "
         "prefilled: tokens of the receiver's prompt, per record.",
         "first token: wall time from the receiver's start to its first token, in batches of "
         f"{environment['batch_size']} on {environment['machine']['threads']} threads, mean; the "
         "sender's reading is not in it.",
+        *(
+            f"not scored ({reason}; {len(ids)}): {', '.join(ids[:3])}{', ...' * (len(ids) > 3)}"
+            for reason, ids in summary["excluded"].items()
+            if ids
+        ),
     ]
 
 
@@ -143,8 +150,10 @@ def finding(summary: Summary) -> str:
     best = max(chosen, key=lambda m: m["recovered"]["value"])
     share = best["recovered"]
     n_layers = summary["settings"]["sender"]["n_layers"]
-    layers = "layers chosen online" if best["layers"] is None else (
-        f"{len(best['layers'])} of {n_layers} layers"
+    layers = (
+        "layers chosen online"
+        if best["layers"] is None
+        else (f"{len(best['layers'])} of {n_layers} layers")
     )
     line = (
         f"{best['label']}: K and V of {layers} give {share['value']:.0%} of what reading the "
@@ -204,7 +213,6 @@ def html_report(summary: Summary, title: str) -> str:
     parts.append(f'<p class="lead">{html.escape(finding(summary))}</p>')
     parts += ["<h2>Results</h2>", _html_table(summary)]
     parts.append("<ul>" + "".join(f"<li>{html.escape(n)}</li>" for n in notes(summary)) + "</ul>")
-    parts.append(_excluded(summary))
     for heading, alt, figure in (
         (
             "What a message buys",
@@ -246,16 +254,6 @@ def _html_table(summary: Summary) -> str:
         )
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="scroll"><table>\n{body}\n</table></div>'
-
-
-def _excluded(summary: Summary) -> str:
-    lines = [
-        f"{len(ids)} records were left out ({reason}): {', '.join(ids[:8])}"
-        + (" ..." if len(ids) > 8 else "")
-        for reason, ids in summary["excluded"].items()
-        if ids
-    ]
-    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 def _html_settings(summary: Summary) -> str:

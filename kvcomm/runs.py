@@ -34,7 +34,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         run.json is damaged.
     """
     run = _read_json(folder / RUN)
-    if run.get("calibrated"):
+    if run.get("calibrated") and (folder / CALIBRATION).exists():
         scores = LayerScores.load(folder / CALIBRATION)
         run["calibration"] = {
             "preset": scores.preset,
@@ -55,8 +55,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def enter(folder: Path, run: Mapping[str, Any]) -> None:
-    """Write run.json, or hold it against the one that is there.
+def enter(folder: Path, run: Mapping[str, Any]) -> bool:
+    """Write run.json; one that is there has to have the same settings. Returns whether one was.
 
     Raises
     ------
@@ -64,7 +64,8 @@ def enter(folder: Path, run: Mapping[str, Any]) -> None:
         Settings that differ, each with both values; or a log without run.json.
     """
     path = folder / RUN
-    if path.exists():
+    resumed = path.exists()
+    if resumed:
         first, now = _read_json(path), json.loads(dumps(run))
         differing = [
             f"{name} was {_brief(old)}, is {_brief(new)}"
@@ -79,6 +80,7 @@ def enter(folder: Path, run: Mapping[str, Any]) -> None:
     elif (folder / RECORDS).exists():
         raise ValueError(f"{folder} holds {RECORDS} without {RUN}: take another folder")
     write_json(path, run)
+    return resumed
 
 
 def _differences(old: Any, new: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

@@ -1,10 +1,12 @@
-"""What a caller may hand to an agent: text or ids, one or many, packets of one sender or several.
+"""What a caller hands to an agent and gets back.
 
-Owns the rules by which such arguments become checked token ids and `Turn`s. Does not run models.
+Owns the rules by which arguments (text or ids, one or many, packets of one sender or several)
+become checked token ids and `Turn`s, and the results `Answer` and `Score`. Does not run models.
 
 A text goes into the chat template as one user turn; a sequence of integers is used as it is. A
 list (of texts or of sequences) is a batch. Packets: None, a Packet, or a tuple of Packets from
-several senders; for a batch also a list of these, one per question.
+several senders. With a batch of questions a list of packets has one of these per question; with
+one question it stands for several senders, as a tuple does.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcomm.errors import MismatchError
+from kvcomm.generate import StopReason
 from kvcomm.packet import Packet, Preset, check_preset
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 Context = str | Ids
 Question = str | Ids
-Packets = Packet | tuple[Packet, ...] | None
+Packets = Packet | Sequence[Packet] | None
 Message = Callable[[str], str]
 
 
@@ -37,6 +40,56 @@ class Turn:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What an answer cost. Seconds count from the beginning of the call, tokenization included.
+
+    receiver_tokens: tokens of the receiver's prompt, prefilled. context_tokens: C. message_bytes:
+    bytes of K and V handed over. cut_tokens: lost from the contexts. forwarded_tokens: prompt and
+    decoded tokens that went through the model for this answer. call_tokens, call_flops: what the
+    core counted during the call, for all questions of the batch together.
+    """
+
+    receiver_tokens: int
+    context_tokens: int
+    message_bytes: int
+    cut_tokens: int
+    forwarded_tokens: int
+    first_token_seconds: float | None
+    total_seconds: float
+    call_tokens: int
+    call_flops: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A receiver's answer.
+
+    ids: every generated token, a stop id included. text: without the stop id, and cut before a
+    stop string; "" when the model has no tokenizer. stop_reason: "eos", "stop" (a stop string),
+    "length" (max_new_tokens) or "limit" (the model's last position).
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    stop_reason: StopReason
+    stats: Stats
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Negative log-likelihood of a given answer, in nats.
+
+    nll: sum over tokens. token_nll: float64 [n]. token_ids: the answer's ids. choice: which of
+    the alternative answers this is, the likeliest; 0 when there was one.
+    """
+
+    nll: float
+    token_nll: NDArray[np.float64]
+    token_ids: tuple[int, ...]
+    choice: int = 0
 
 
 def is_ids(value: object) -> bool:
@@ -116,20 +169,15 @@ def turns_of(model: "Model", question: Any, packet: Any, message: Message) -> li
     Raises
     ------
     ValueError
-        An empty question, or a list of packets that does not go with the questions.
+        An empty question, or a list of packets of another length than that of questions.
     TypeError
         Something that is no question or no packet.
     """
-    questions = [question] if is_single(question) else question
-    if not isinstance(packet, list):
-        rows = [packet] * len(questions)
-    elif is_single(question):
-        raise ValueError(
-            "packet: a list goes with a list of questions; several senders of one "
-            "question are a tuple"
-        )
+    if is_single(question):
+        questions, rows = [question], [tuple(packet) if isinstance(packet, list) else packet]
     else:
-        rows = packet
+        questions = question
+        rows = packet if isinstance(packet, list) else [packet] * len(questions)
     if len(rows) != len(questions):
         raise ValueError(f"packet: {len(rows)} packets for {len(questions)} questions")
     turns = []

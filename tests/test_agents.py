@@ -1,5 +1,6 @@
 """Sender and receiver: every variant of the method against the oracle, and what is refused."""
 
+import json
 import threading
 
 import fixtures
@@ -234,7 +235,7 @@ def test_other_messages(llama):
 
 
 def test_the_receivers_tokenizer_for_both(llama):
-    sender, receiver = llama
+    sender, _ = llama
 
     class Other:
         def chat(self, messages, *, add_generation_prompt):
@@ -257,6 +258,7 @@ def test_lists_give_lists(llama):
     assert [a.ids for a in shared] == [receiver.answer(q, packets[0], 3).ids for q in questions]
     both = receiver.answer(questions, tuple(packets), 3)
     assert [a.ids for a in both] == [receiver.answer(q, tuple(packets), 3).ids for q in questions]
+    assert receiver.answer(QUESTION, packets, 3).ids == both[0].ids  # one question: two senders
     mixed = receiver.answer(questions, [None, tuple(packets)], 3)
     assert [a.ids for a in mixed] == [receiver.answer(QUESTION, None, 3).ids, both[1].ids]
     for method in (receiver.logits, receiver.mass):
@@ -338,8 +340,8 @@ def test_packets_that_are_none(llama):
         receiver.answer(QUESTION, "packet")
     with pytest.raises(TypeError, match="packet: expected a Packet, found KV"):
         receiver.answer(QUESTION, packet.kv)
-    with pytest.raises(ValueError, match="several senders of one question are a tuple"):
-        receiver.answer(QUESTION, [packet])
+    with pytest.raises(TypeError, match="packet: expected a Packet, found NoneType"):
+        receiver.answer(QUESTION, (packet, None))
     with pytest.raises(ValueError, match="packet: 1 packets for 2 questions"):
         receiver.answer([QUESTION, QUESTION], [packet])
     with pytest.raises(TypeError, match="unexpected keyword"):
@@ -386,7 +388,7 @@ def test_senders_may_choose_their_own_layers_in_paper(load):
         ({"head_dim": 8}, "head size 8 against 16"),
         ({"num_hidden_layers": 3}, r"number of layers \(without a layer map\) 3 against 4"),
         ({"rope_theta": 500000.0}, r"rope in sender layer 0 .*=500000\.0 .*theta=10000\.0"),
-        ({"vocab_size": 328}, "vocabulary size 328 against 320"),
+        ({"vocab_size": 328}, "vocabulary size .* 328 against 320"),
     ],
 )
 def test_pairs_that_do_not_fit(load, changes, message):
@@ -413,6 +415,28 @@ def test_another_vocabulary_on_request(load):
     _, receiver = load("llama")
     packet = kvcomm.Sender(sender).read(CONTEXT)
     assert kvcomm.Receiver(receiver, any_tokenizer=True).answer(QUESTION, packet, 2).ids
+
+
+def test_another_tokenizer(load, tmp_path, device):
+    """KV-093: the same weights beside another tokenizer; none at all is no contradiction."""
+    folder = fixtures.write_model(tmp_path / "m", "llama")
+    (folder / "tokenizer.json").write_text(json.dumps(fixtures.tokenizer_json(ignore_merges=True)))
+    other = kvcomm.Model.load(folder, device=device)
+    packet = kvcomm.Sender(other).read(CONTEXT)
+    _, model = load("llama")
+    with pytest.raises(MismatchError, match="tokenizer .* against"):
+        kvcomm.Receiver(model).answer(QUESTION, packet)
+    assert kvcomm.Receiver(model, any_tokenizer=True).answer(QUESTION, packet, 2).ids
+    plain = fixtures.write_model(tmp_path / "plain", "llama", tokenizer=False)
+    silent = kvcomm.Model.load(plain, device=device)
+    packet = kvcomm.Sender(silent).read(CONTEXT)
+    assert kvcomm.Receiver(model).answer(QUESTION, packet, 2).ids
+    answer = kvcomm.Receiver(silent).answer(QUESTION, packet, 2)
+    assert (answer.text, len(answer.ids)) == ("", 2)
+    with pytest.raises(ValueError, match="context: model 'plain' has no tokenizer"):
+        kvcomm.Sender(silent).read("text")
+    with pytest.raises(ValueError, match="answer: model 'plain' has no tokenizer"):
+        kvcomm.Receiver(silent).score(QUESTION, "text")
 
 
 def test_layer_maps_that_do_not_fit(load):

@@ -266,7 +266,7 @@ def test_saving_replaces_in_one_step(packet, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["packet"]
     packet.save(path)
     assert Packet.load(path).ids == packet.ids
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         packet.save(tmp_path / "absent" / "packet")
 
 

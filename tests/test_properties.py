@@ -3,8 +3,11 @@
 Each property runs on a tiny random model of every family, most on a real model as well.
 """
 
+import contextlib
 import json
+import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import oracle
@@ -155,7 +158,9 @@ def test_saved_packets_answer_as_fresh_ones(model_of, tmp_path, family):
 @pytest.mark.parametrize(("kv_dtype", "bound"), [("f16", 5e-3), ("bf16", 4e-2)])
 def test_packets_of_16_bits_are_close(tiny, device, kv_dtype, bound):
     """KV-103: half of 11 (8) bits of each key and value, a few layers deep."""
-    models = [kvcomm.Model.load(tiny("llama"), device=device, kv_dtype=d) for d in ("f32", kv_dtype)]
+    models = [
+        kvcomm.Model.load(tiny("llama"), device=device, kv_dtype=d) for d in ("f32", kv_dtype)
+    ]
     context, question = ids_of(models[0], 40), ids_of(models[0], 6, 1)
     exact, rounded = (kvcomm.Sender(m).read(context) for m in models)
     assert rounded.nbytes * 2 == exact.nbytes
@@ -221,6 +226,31 @@ def test_a_failed_call_leaves_everything_usable(model_of):
             receiver.answer([[4, 5], [999999]], packet, 4)
         assert receiver.answer([4, 5], packet, 4).ids == expected
     assert packet.kv.lengths == [3] * 4
+
+
+def test_memory_is_flat_in_long_loops(model_of):
+    """KV-099: exchanges of changing sizes, and some that fail at the second token."""
+    model = model_of("llama")
+    sender, receiver = kvcomm.Sender(model), kvcomm.Receiver(model)
+
+    def resident():
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def stop(_):
+        raise RuntimeError("enough")
+
+    sizes = np.random.default_rng(3).integers(50, 400, 300)
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc to read the memory in use")
+    for turn, n in enumerate(sizes):
+        if turn == 100:
+            start = resident()
+        packet = sender.read(ids_of(model, int(n)), [1, 3])
+        receiver.answer([4, 5, 6], packet, 5)
+        with contextlib.suppress(RuntimeError):
+            receiver.answer([4, 5, 6], packet, 5, stream=stop)
+    assert resident() - start < 20e6
 
 
 # ---- batches and threads ----
@@ -366,9 +396,7 @@ def test_the_published_leak(model_of, family, n_context):
 def test_the_published_leak_on_a_real_model(model_of, n_context):
     """The recorded probe's case: C tokens, Q = 12, layers 4, 5, 9 and 12."""
     model = model_of("real")
-    packet = kvcomm.Sender(model).read(
-        ids_of(model, n_context), [4, 5, 9, 12], preset="reference"
-    )
+    packet = kvcomm.Sender(model).read(ids_of(model, n_context), [4, 5, 9, 12], preset="reference")
     receiver, question = kvcomm.Receiver(model), ids_of(model, 12, 1)
     expected = published_leak(n_context, 12, {4, 5, 9, 12}, 30)
     assert first_changed(receiver, question, packet) == expected

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import oracle
@@ -87,7 +88,7 @@ def test_scores_and_choice_as_the_oracle(preset, n_layers, alpha):
         for count in range(1, n_layers + 1):
             chosen = found.top(count=count, alpha=alpha, strategy=strategy)
             assert len(chosen) == count
-            if 0.0 < alpha and strategy != "gaussian":  # no ties
+            if alpha > 0.0 and strategy != "gaussian":  # no ties
                 assert list(chosen) == oracle.chosen_layers(
                     strategy, n_layers, mass=mass, count=count, preset=preset, alpha=alpha
                 )
@@ -259,8 +260,7 @@ def test_mass_that_is_no_number():
     broken = np.array([[[0.2, np.nan], [0.4, 0.6]]])
 
     class Agent:
-        class model:  # noqa: N801
-            n_layers, fingerprint = 2, "f"
+        model = SimpleNamespace(n_layers=2, fingerprint="f")
 
         def read(self, *_args, **_options):
             return None

@@ -67,7 +67,7 @@ class KVComm(Method):
         if self.strategy == "contiguous":
             parts.append(f"{min(self.given)}-{max(self.given)}")
         if self.strategy == "layers":
-            parts.append(",".join(map(str, self.given)))
+            parts.append(_ranges(self.given))
         if self.level is not None:
             parts.append(f"level {self.level}")
         if self.shift_back:
@@ -169,6 +169,17 @@ class KVComm(Method):
                 items, answers, scores, packets, layers, readings, strict=True
             )
         ]
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """Layers as people write them: (0, 3, 7, 8, 9) is "0,3,7-9"."""
+    runs: list[list[int]] = []
+    for layer in sorted(set(layers)):
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def variants(options: Options) -> list[Method]:

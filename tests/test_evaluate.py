@@ -1,0 +1,481 @@
+"""The harness: what a line holds, what survives a kill, what is refused, and how it is counted.
+
+Where only the harness is in question a fake method stands behind the interface; models are tiny.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvcomm import prompts
+from kvcomm.agents import Receiver, Sender
+from kvcomm.evaluate import evaluate
+from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, methods
+from kvcomm.model import Model
+from kvcomm.plan import divide
+from kvcomm.records import RECORDS, locked, parse
+from kvcomm.runs import CALIBRATION, RUN, SUMMARY, read_run
+from kvcomm.tasks import Example, find
+
+FIELDS = [
+    "id", "index", "method", "settings", "prompt_sha256", "answer", "token_ids", "gold", "match",
+    "f1", "em", "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens", "seconds",
+]  # fmt: skip
+
+TASK = replace(find("hotpotqa"), max_new_tokens=4)
+
+
+def example(number: int, context: str = "The red boat is on the lake") -> Example:
+    return Example(f"r{number}", number, f"{context} {number}.", f"Which boat {number}?", ("boat",))
+
+
+EXAMPLES = [example(n) for n in range(7)]
+
+
+@dataclass(frozen=True)
+class Fake(Method):
+    """Says what it is told to; nll is a function of the item's number."""
+
+    label: str = "fake"
+    nll: Callable[[int], float] = lambda number: float(number)
+    broken: frozenset[int] = frozenset()
+    stop_at: int | None = None
+    seen: list[int] = field(default_factory=list, compare=False)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.label.split()[0]
+
+    def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
+        outcomes = []
+        for item in items:
+            if item.number == self.stop_at:
+                raise KeyboardInterrupt
+            if item.number in self.broken:
+                raise ArithmeticError(f"item {item.number}\nis broken")
+            outcomes.append(
+                Outcome(
+                    answer=f"boat {item.number}",
+                    token_ids=(1, item.number),
+                    nll=self.nll(item.number),
+                    n_gold_tokens=2,
+                    message_bytes=10 * item.number,
+                    receiver_tokens=len(item.receiver),
+                    cut_tokens=0,
+                    seconds=Seconds(0.5, 0.0, None, 1.0),
+                    prompts=(item.receiver,),
+                )
+            )
+        self.seen.extend(item.number for item in items)
+        return outcomes
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: Callable[..., Path], device: str) -> tuple[Sender, Receiver]:
+    model = Model.load(tiny("llama"), device=device)
+    return Sender(model), Receiver(model)
+
+
+@pytest.fixture
+def run(pair: tuple[Sender, Receiver], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    def start(chosen: Sequence[Method], examples: Any = EXAMPLES, **options: Any) -> dict[str, Any]:
+        plan = options.pop("plan", None) or divide(
+            examples, n_calibration=options.pop("n_calibration", 0)
+        )
+        out = options.pop("out", tmp_path / "run")
+        return evaluate(*pair, options.pop("task", TASK), plan, chosen, out, **options)
+
+    return start
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    text = (folder / RECORDS).read_text("ascii")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def timeless(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+
+
+def variant_and_record(line: dict[str, Any]) -> tuple[str, float, str]:
+    return line["method"], line["settings"].get("ratio") or 0.0, line["id"]
+
+
+# ---- a line of the log ---------------------------------------------------------------------
+
+
+def test_every_line_has_the_fields_of_the_contract(run: Any, tmp_path: Path) -> None:
+    summary = run(methods(("baseline", "skyline", "kvcomm"), Options()), n_calibration=1)
+    found = lines(tmp_path / "run")
+    assert len(found) == 6 * 3
+    for line in found:
+        assert list(line) == FIELDS
+        assert set(line["seconds"]) == {"sender", "transfer", "first_token", "total"}
+        assert len(line["prompt_sha256"]) == 64
+        assert line["n_gold_tokens"] == len(tiny_tokens(line["gold"][0]))
+    assert {line["id"] for line in found} == {f"r{n}" for n in range(1, 7)}
+    assert [line["index"] for line in found if line["method"] == "baseline"] == [1, 2, 3, 4, 5, 6]
+    layers = [line["settings"]["layers"] for line in found if line["method"] == "kvcomm"]
+    assert all(layers[0] == one for one in layers)
+    assert len(layers[0]) == 2  # half of four
+    assert [m["label"] for m in summary["methods"]] == ["baseline", "skyline", "kvcomm 0.5"]
+    assert summary["settings"]["calibration"] == ["r0"]
+    assert len(summary["calibration"]["mass"]) == 4
+    assert json.loads((tmp_path / "run" / SUMMARY).read_text()) == summary
+
+
+def tiny_tokens(text: str) -> list[str]:
+    """Tokens of a short lower-case word in the tiny tokenizer: bytes, after its few merges."""
+    return {"boat": ["b", "o", "at"]}[text]
+
+
+def test_baseline_and_skyline_are_the_same_prompts_for_all_methods(
+    run: Any, pair: tuple[Sender, Receiver], tmp_path: Path
+) -> None:
+    run(methods(("baseline", "kvcomm", "skyline"), Options(ratios=("0", "0.5", "1"))),
+        n_calibration=1)  # fmt: skip
+    found = lines(tmp_path / "run")
+    ids = {m: [x["id"] for x in found if x["method"] == m] for m in ("baseline", "skyline")}
+    assert ids["baseline"] == ids["skyline"]
+    by_ratio: dict[float, list[str]] = {}
+    for line in found:
+        if line["method"] == "kvcomm":
+            by_ratio.setdefault(line["settings"]["ratio"], []).append(line["prompt_sha256"])
+    assert by_ratio[0.0] == by_ratio[0.5] == by_ratio[1.0]
+    assert {line["receiver_tokens"] for line in found if line["method"] == "kvcomm"} == {
+        line["receiver_tokens"] for line in found if line["method"] == "baseline"
+    }
+
+
+def test_without_layers_every_answer_is_the_baseline_s(run: Any, tmp_path: Path) -> None:
+    run(methods(("baseline", "kvcomm"), Options(ratios=("0",))), n_calibration=1)
+    found = lines(tmp_path / "run")
+    base = [line for line in found if line["method"] == "baseline"]
+    none = [line for line in found if line["method"] == "kvcomm"]
+    assert [line["token_ids"] for line in base] == [line["token_ids"] for line in none]
+    np.testing.assert_allclose(
+        [line["nll"] for line in base], [line["nll"] for line in none], atol=1e-3
+    )
+    assert all(line["message_bytes"] == 0 for line in none)
+
+
+def test_results_do_not_depend_on_the_batch_size(run: Any, tmp_path: Path) -> None:
+    chosen = methods(("baseline", "skyline", "kvcomm"), Options(ratios=("0.3", "0.7")))
+    found = []
+    for batch_size in (1, 3, 50):
+        out = tmp_path / str(batch_size)
+        run(chosen, n_calibration=1, batch_size=batch_size, out=out)
+        found.append(sorted(timeless(lines(out)), key=variant_and_record))
+    assert found[0] == found[1] == found[2]
+
+
+def test_each_context_is_read_once_for_all_variants(
+    run: Any, pair: tuple[Sender, Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    original = Sender.read
+
+    def counted(self: Sender, context: Any, layers: Any = None, **options: Any) -> Any:
+        if self is pair[0]:
+            read.append(len(context) if isinstance(context, list) else 1)
+        return original(self, context, layers, **options)
+
+    monkeypatch.setattr(Sender, "read", counted)
+    options = Options(ratios=("0.3", "0.5", "1"), strategies=("attention_gaussian", "random"))
+    run(methods(("kvcomm",), options), n_calibration=1, batch_size=4)
+    assert sorted(read) == [1, 2, 4]  # the calibration, then six records in batches of four
+    # Records too long to be held together are read alone.
+    read.clear()
+    monkeypatch.setattr("kvcomm.evaluate.BATCH_BYTES", 1)
+    run(methods(("kvcomm",), options), n_calibration=1, batch_size=4, out=tmp_path / "long")
+    assert read == [1] * 7
+
+
+def test_layers_chosen_online_change_at_every_t_th_record(run: Any, tmp_path: Path) -> None:
+    chosen = methods(("kvcomm",), Options(online=3))
+    summary = run(chosen, batch_size=2)
+    found = lines(tmp_path / "run")
+    layers = [line["settings"]["layers"] for line in found]
+    assert layers[0] == layers[1] == layers[2]
+    assert layers[3] == layers[4] == layers[5]
+    assert all(len(one) == 2 for one in layers)
+    assert summary["methods"][0]["settings"]["online"] == 3
+
+
+# ---- counting ------------------------------------------------------------------------------
+
+
+def test_means_recovered_and_counts_by_hand(run: Any) -> None:
+    nll = {"baseline": (10.0, 20.0), "skyline": (4.0, 8.0), "mine": (7.0, 11.0)}
+    chosen = [Fake(name, lambda number, name=name: nll[name][number]) for name in nll]
+    found = {m["label"]: m for m in run(chosen, EXAMPLES[:2])["methods"]}
+    assert found["mine"]["nll"]["value"] == 9.0
+    assert found["mine"]["nll"]["n"] == 2
+    assert found["mine"]["recovered"]["value"] == pytest.approx((30 - 18) / (30 - 12))
+    # Resampling two records gives shares between the worse and the better one's.
+    assert found["mine"]["recovered"]["low"] == pytest.approx(3 / 6)
+    assert found["mine"]["recovered"]["high"] == pytest.approx(9 / 12)
+    assert found["baseline"]["recovered"]["value"] == 0.0
+    assert found["skyline"]["recovered"]["value"] == 1.0
+    assert found["mine"]["message_bytes"]["value"] == 5.0
+    # "boat 0" against "boat": sets {boat, 0} and {boat}, F1 2/3; tokens the same; EM 0.
+    assert found["mine"]["match"]["value"] == 1.0
+    assert found["mine"]["f1"]["value"] == pytest.approx(2 / 3)
+    assert found["mine"]["em"]["value"] == 0.0
+    assert found["mine"]["first_token"] is None
+    assert found["mine"]["total"]["value"] == 1.0
+
+
+def test_one_record_s_failure_is_counted_and_told(run: Any, tmp_path: Path) -> None:
+    chosen = [Fake("baseline"), Fake("mine", broken=frozenset({1, 4}))]
+    summary = run(chosen, batch_size=3)
+    mine = summary["methods"][1]
+    assert (mine["attempted"], mine["done"], mine["failed"]) == (7, 5, 2)
+    assert mine["nll"]["n"] == 5
+    assert mine["nll"]["value"] == pytest.approx((0 + 2 + 3 + 5 + 6) / 5)
+    assert summary["methods"][0]["failed"] == 0
+    failed = [line for line in lines(tmp_path / "run") if "error" in line]
+    assert [line["id"] for line in failed] == ["r1", "r4"]
+    assert failed[0]["error"] == "ArithmeticError: item 1 is broken"
+    assert failed[0]["answer"] is None
+    # A later start tries them again, and only them.
+    again = [Fake("baseline"), Fake("mine")]
+    summary = run(again)
+    assert again[0].seen == []
+    assert again[1].seen == [1, 4]
+    assert summary["methods"][1]["failed"] == 0
+    assert len(lines(tmp_path / "run")) == 14
+
+
+def test_a_run_in_which_all_fail_has_no_means(run: Any) -> None:
+    found = run([Fake("mine", broken=frozenset(range(7)))])["methods"][0]
+    assert (found["attempted"], found["done"], found["failed"]) == (7, 0, 7)
+    assert found["nll"] is None
+    assert found["match"] is None
+
+
+def test_a_prompt_that_cannot_be_made_fails_alone(run: Any) -> None:
+    records = [*EXAMPLES[:2], replace(EXAMPLES[2], question=" ")]
+    found = run([Fake("mine")], records)["methods"][0]
+    assert (found["done"], found["failed"]) == (2, 1)
+
+
+def test_values_that_json_lacks_become_null_with_a_note(run: Any, tmp_path: Path) -> None:
+    values = {0: float("nan"), 1: np.float32(2.5), 2: 3.5}
+    found = run([Fake("mine", nll=values.__getitem__)], EXAMPLES[:3])["methods"][0]
+    first, second, _ = lines(tmp_path / "run")
+    assert first["nll"] is None
+    assert first["notes"] == ["nll is nan"]
+    assert second["nll"] == 2.5
+    assert (found["nll"]["value"], found["nll"]["n"]) == (3.0, 2)
+    assert found["match"]["n"] == 3
+
+
+# ---- going on ------------------------------------------------------------------------------
+
+
+def test_a_stopped_run_goes_on_and_ends_in_the_same_log(run: Any, tmp_path: Path) -> None:
+    whole = run([Fake("baseline"), Fake("mine")], batch_size=2, out=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run([Fake("baseline"), Fake("mine", stop_at=3)], batch_size=2)
+    assert len(lines(tmp_path / "run")) == 6  # two of either, then baseline's next two
+    assert not (tmp_path / "run" / SUMMARY).exists()
+    notes: list[str] = []
+    summary = run([Fake("baseline"), Fake("mine")], batch_size=2, note=notes.append)
+    assert summary["methods"] == whole["methods"]
+    assert (tmp_path / "run" / RECORDS).read_bytes() == (tmp_path / "whole" / RECORDS).read_bytes()
+    assert notes == ["going on: 6 of 14 answers are there"]
+
+
+def test_a_log_cut_at_any_byte_of_its_end_is_repaired(run: Any, tmp_path: Path) -> None:
+    run([Fake("mine")], EXAMPLES[:3])
+    log = tmp_path / "run" / RECORDS
+    whole = log.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(whole) if byte == 10]
+    for cut in [*range(ends[1] - 2, ends[1] + 3), *range(ends[1] + 3, ends[2], 37), ends[2] - 1]:
+        log.write_bytes(whole[:cut])
+        again = Fake("mine")
+        run([again], EXAMPLES[:3])
+        assert log.read_bytes() == whole, cut
+        # A line that lacks nothing but its end is whole.
+        done = sum(end - 1 <= cut for end in ends)
+        assert again.seen == [0, 1, 2][done:], cut
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data + b"\0" * 100,
+        lambda data: data + b"\n\n  \n",
+        lambda data: data.replace(b"}\n{", b"}{", 1),
+        lambda data: data + b"[1, 2]\n",
+        lambda data: data + b'{"id": "r0"}\n',
+        lambda data: data + data[: data.index(b"\n") + 1],
+        lambda data: data + b'{"id": "r0", "nll": NaN}\n',
+        lambda data: data + b"[" * 100_000,
+    ],
+    ids=["nul", "blank", "joined", "list", "foreign", "twice", "nan", "deep"],
+)
+def test_a_damaged_log_keeps_its_good_records(
+    run: Any, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    run([Fake("mine")], EXAMPLES[:3])
+    log = tmp_path / "run" / RECORDS
+    whole = log.read_bytes()
+    log.write_bytes(damage(whole))
+    again = Fake("mine")
+    run([again], EXAMPLES[:3])
+    assert log.read_bytes() == whole
+    assert again.seen == []
+
+
+def test_other_settings_are_refused_and_named(run: Any, tmp_path: Path) -> None:
+    chosen = methods(("kvcomm",), Options())
+    run(chosen, n_calibration=1)
+    before = (tmp_path / "run" / RECORDS).read_bytes()
+    with pytest.raises(ValueError, match="seed was 42, is 7"):
+        run(chosen, n_calibration=1, seed=7)
+    with pytest.raises(ValueError, match=r"n_records was 6, is 5.*calibration was .*r0.*r1"):
+        run(chosen, n_calibration=2)
+    with pytest.raises(ValueError, match="methods was kvcomm 0.5, is kvcomm 0.3"):
+        run(methods(("kvcomm",), Options(ratios=("0.3",))), n_calibration=1)
+    with pytest.raises(ValueError, match="data was None, is other.json"):
+        run(chosen, n_calibration=1, about={"data": "other.json"})
+    assert (tmp_path / "run" / RECORDS).read_bytes() == before
+    run(chosen, n_calibration=1, batch_size=3)  # changes no result, so it is no such setting
+
+
+def test_the_calibration_is_kept_for_a_later_start(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = methods(("kvcomm",), Options())
+    run(chosen, n_calibration=1)
+    log = tmp_path / "run" / RECORDS
+    whole = log.read_bytes()
+    log.write_bytes(b"\n".join(whole.split(b"\n")[:2]) + b"\n")
+
+    def measured(*_: Any, **__: Any) -> None:
+        raise AssertionError("calibrated again")
+
+    monkeypatch.setattr("kvcomm.selection.calibrate", measured)
+    run(chosen, n_calibration=1)
+    assert timeless(lines(tmp_path / "run")) == timeless(parse(whole)[0])
+    assert (tmp_path / "run" / CALIBRATION).exists()
+
+
+def test_a_second_writer_is_refused(run: Any, tmp_path: Path) -> None:
+    with locked(tmp_path / "run"), pytest.raises(OSError, match="another run is writing there"):
+        run([Fake("mine")])
+    run([Fake("mine")])
+
+
+def test_a_folder_with_a_log_of_something_else_is_refused(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RECORDS).write_text("precious\n")
+    with pytest.raises(ValueError, match="without run.json"):
+        run([Fake("mine")])
+    assert (tmp_path / "run" / RECORDS).read_text() == "precious\n"
+    (tmp_path / "run" / RUN).write_text("[")
+    with pytest.raises(ValueError, match=r"run\.json: not JSON"):
+        run([Fake("mine")])
+
+
+def test_a_full_disk_is_told_and_gone_on_from(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, room = os.write, [1500]
+
+    def filling(file: int, data: Any) -> int:
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        n = write(file, bytes(data)[: room[0]])
+        room[0] -= n
+        return n
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kvcomm.records.os.write", filling)
+        with pytest.raises(OSError, match=f"No space left.*{RECORDS}"):
+            run([Fake("mine")])
+    log = tmp_path / "run" / RECORDS
+    assert len(log.read_bytes()) == 1500
+    assert not (tmp_path / "run" / SUMMARY).exists()
+    run([Fake("mine")])
+    run([Fake("mine")], out=tmp_path / "whole")
+    assert log.read_bytes() == (tmp_path / "whole" / RECORDS).read_bytes()
+
+
+def test_an_output_folder_that_cannot_be_made_is_an_os_error(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        run([Fake("mine")], out=tmp_path / "file" / "run")
+
+
+def test_bad_settings_show_before_anything_is_written(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="outside 0 .. 1"):
+        run(methods(("kvcomm",), Options(ratios=("1.5",))), n_calibration=1)
+    with pytest.raises(ValueError, match="batch size"):
+        run([Fake("mine")], batch_size=0)
+    with pytest.raises(ValueError, match="calibration records"):
+        run(methods(("kvcomm",), Options()), n_calibration=0)
+    with pytest.raises(ValueError, match="layers: 9 is outside"):
+        run(methods(("kvcomm",), Options(strategies=(), layers=(0, 9))))
+    assert not (tmp_path / "run").exists()
+
+
+# ---- the whole way -------------------------------------------------------------------------
+
+
+def test_a_run_is_read_back_as_it_was_written(run: Any, tmp_path: Path) -> None:
+    summary = run(methods(("baseline", "kvcomm"), Options()), n_calibration=1)
+    found, records = read_run(tmp_path / "run")
+    assert found["settings"] == summary["settings"]
+    assert found["calibration"] == summary["calibration"]
+    assert len(records) == 12
+    assert found["settings"]["prompts"]["sender"] == prompts.FAMILIES["qa"].sender
+
+
+def test_likelihoods_of_a_real_model_are_the_recorded_ones(
+    real_model: Model, shared: Path, tmp_path: Path
+) -> None:
+    """The whole way from the data file to summary, against an independent implementation."""
+    recorded = json.loads((shared / "reference" / "paper_smollm2.json").read_text())
+    folder = shared / "data" / "hotpotqa"
+    plan = divide(
+        find("hotpotqa").load(folder / "dev_distractor_100.jsonl"),
+        calibration=find("hotpotqa").load(folder / "train_distractor_100.jsonl"),
+        limit=4,
+    )
+    chosen = methods(
+        ("baseline", "skyline", "kvcomm"),
+        Options(ratios=("0.3", "0.5"), strategies=("attention_gaussian", "all")),
+    )
+    evaluate(
+        Sender(real_model), Receiver(real_model), TASK, plan, chosen, tmp_path / "run",
+        max_new_tokens=1,
+    )  # fmt: skip
+    names = {
+        ("baseline", None): "baseline",
+        ("skyline", None): "skyline",
+        ("kvcomm", 0.3): "attention_gaussian ratio=0.3 alpha=1.0",
+        ("kvcomm", 0.5): "attention_gaussian ratio=0.5 alpha=1.0",
+        ("kvcomm", None): "all",
+    }
+    found = lines(tmp_path / "run")
+    assert len(found) == 4 * 5
+    for line in found:
+        name = names[line["method"], line["settings"].get("ratio")]
+        expected = recorded["records"][line["index"]]
+        assert line["nll"] == pytest.approx(sum(expected["nll"][name]), abs=2e-3), name
+        assert line["n_gold_tokens"] == len(expected["answer_ids"])
+        if line["method"] == "kvcomm" and name != "all":
+            assert line["settings"]["layers"] == recorded["layers"][name]
