@@ -12,7 +12,7 @@ import numpy as np
 
 from kvcomm import _core
 
-_PACKAGES = ("numpy", "safetensors", "tokenizers", "gguf", "jinja2", "nltk", "rouge-score")
+_PACKAGES = ("numpy", "safetensors", "tokenizers", "gguf", "jinja2")
 
 
 def versions() -> dict[str, str | None]:

@@ -15,7 +15,7 @@ class FormatError(KVCommError, ValueError):
 
 
 class MismatchError(KVCommError, ValueError):
-    """Two things that must fit do not: sender and receiver, packet and model, tokenizer and model."""
+    """Two things that must fit do not: sender and receiver, packet or tokenizer and model."""
 
 
 class UnsupportedError(KVCommError, ValueError):

@@ -91,7 +91,7 @@ class Origin:
 
     model: str
     fingerprint: str
-    tokenizer: str  # fingerprint of the tokenizer; "" when the model has none
+    tokenizer: str  # fingerprint of its vocabulary; "" when the model has none
     vocab_size: int
     n_kv_heads: int
     head_dim: int
@@ -108,7 +108,7 @@ class Origin:
         return cls(
             model=model.name,
             fingerprint=model.fingerprint,
-            tokenizer=model.tokenizer.fingerprint() if model.tokenizer is not None else "",
+            tokenizer="" if model.tokenizer is None else model.tokenizer.vocabulary_fingerprint,
             vocab_size=config["vocab_size"],
             n_kv_heads=config["n_kv_heads"],
             head_dim=config["head_dim"],

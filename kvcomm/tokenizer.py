@@ -15,6 +15,7 @@ import operator
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -169,16 +170,20 @@ class Tokenizer:
                 f"the model only {model_vocab_size} rows"
             )
 
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of everything that decides ids: vocabulary, merges, rules, template.
+    @cached_property
+    def vocabulary_fingerprint(self) -> str:
+        """SHA-256 (hex) of everything that decides a text's ids: vocabulary, merges and rules.
 
-        It does not depend on the folder, nor on how the file is laid out.
+        Two fine-tunes of one base share it. It does not depend on the folder, nor on how the file
+        is laid out.
         """
         content = json.loads(self._full.to_str())
         content["model"]["merges"] = pairs(content["model"].get("merges") or [])
-        content["templates"] = self.chat_templates
-        text = json.dumps(content, sort_keys=True, ensure_ascii=True)
-        return hashlib.sha256(text.encode("ascii")).hexdigest()
+        return _sha256(content)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of everything that decides a chat's ids: the vocabulary's and templates."""
+        return _sha256([self.vocabulary_fingerprint, self.chat_templates])
 
     # ---- encoding ----------------------------------------------------------------------------
 
@@ -568,6 +573,11 @@ def _stop_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
             raise FormatError(f"{shown(path)}: eos_token_id: expected ids, found {stated}")
         return tuple(sorted({*stated, *own})) if stated else ()
     return own
+
+
+def _sha256(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def _parse(content: str, where: str) -> tokenizers.Tokenizer:

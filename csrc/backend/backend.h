@@ -61,12 +61,12 @@ typedef struct kvc_span {
 
 /* The queries of one sequence in one layer. */
 typedef struct kvc_attention_item {
-    size_t row;             /* first row in q, out and mass */
-    size_t n;               /* queries, at consecutive positions */
-    int64_t position;       /* of the first query */
-    size_t own_first;       /* index among the own keys of the first query's own key */
-    size_t slack;           /* own key j is visible to query i when j <= own_first + i + slack */
-    const kvc_span *spans;  /* host [n_given + n_own]: given keys first */
+    size_t row;            /* first row in q, out and mass */
+    size_t n;              /* queries, at consecutive positions */
+    int64_t position;      /* of the first query */
+    size_t own_first;      /* index among the own keys of the first query's own key */
+    size_t slack;          /* own key j is visible to query i when j <= own_first + i + slack */
+    const kvc_span *spans; /* host [n_given + n_own]: given keys first */
     size_t n_given;
     size_t n_own;
 } kvc_attention_item;
@@ -77,9 +77,9 @@ typedef struct kvc_attention {
     size_t out_ld, q_ld;
     int n_heads, n_kv_heads, head_dim, rotary_dim;
     float scale;
-    int window;      /* 0: none; else a key needs q_pos - k_pos < window */
-    kvc_mem mass;    /* [rows, n_heads] share of the softmax on counted keys; NULL buffer: none */
-    bool soft;       /* own keys are never hidden: visible columns get +1 on their score, others 0 */
+    int window;   /* 0: none; else a key needs q_pos - k_pos < window */
+    kvc_mem mass; /* [rows, n_heads] share of the softmax on counted keys; NULL buffer: none */
+    bool soft;    /* own keys are never hidden: visible columns get +1 on their score, others 0 */
     const kvc_attention_item *items;
     size_t n_items;
 } kvc_attention;
@@ -123,8 +123,8 @@ struct kvc_backend {
 
     /* -- operations -- */
     /* dst [n, dst_ld] columns 0 .. n_in - 1 = scale * m[ids]; ids [n] int32, in range */
-    kvc_status (*embed)(kvc_stream *s, kvc_mem dst, size_t dst_ld, const kvc_matrix *m,
-                        kvc_mem ids, size_t n, float scale, kvc_error *err);
+    kvc_status (*embed)(kvc_stream *s, kvc_mem dst, size_t dst_ld, const kvc_matrix *m, kvc_mem ids,
+                        size_t n, float scale, kvc_error *err);
     /* Each row has `groups` consecutive vectors of `dim`, each normalised on its own:
      * dst = src / sqrt(mean(src^2) + eps) * (weight [dim] + offset). In place allowed. */
     kvc_status (*rms_norm)(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem src, size_t src_ld,

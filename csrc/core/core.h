@@ -38,21 +38,21 @@ kvc_status kvc_host_alloc(void *out, size_t n, size_t size, const char *what, kv
 /* ---- model ---- */
 
 typedef struct kvc_layer {
-    kvc_matrix qkv;     /* q, k, v one after another, each from a multiple of KVC_PANEL */
+    kvc_matrix qkv; /* q, k, v one after another, each from a multiple of KVC_PANEL */
     kvc_matrix o;
     kvc_matrix gate_up; /* gate, up likewise */
     kvc_matrix down;
-    kvc_mem attn_norm, mlp_norm;               /* f32 [dim] */
-    kvc_mem post_attn_norm, post_mlp_norm;     /* f32 [dim] or NULL */
-    kvc_mem qkv_bias, gate_up_bias;            /* f32, laid out like the matrix rows, or NULL */
-    kvc_mem o_bias, down_bias;                 /* f32 [dim, padded] or NULL */
-    kvc_mem q_norm, k_norm;                    /* f32 [head_dim] or NULL */
+    kvc_mem attn_norm, mlp_norm;           /* f32 [dim] */
+    kvc_mem post_attn_norm, post_mlp_norm; /* f32 [dim] or NULL */
+    kvc_mem qkv_bias, gate_up_bias;        /* f32, laid out like the matrix rows, or NULL */
+    kvc_mem o_bias, down_bias;             /* f32 [dim, padded] or NULL */
+    kvc_mem q_norm, k_norm;                /* f32 [head_dim] or NULL */
 } kvc_layer;
 
 typedef struct kvc_shape {
-    size_t dim, dim_ld;     /* dim_ld: row stride of the residual stream */
-    size_t q, kv;           /* columns: n_heads * head_dim, n_kv_heads * head_dim */
-    size_t k_at, v_at;      /* first column of k and v in a fused row */
+    size_t dim, dim_ld; /* dim_ld: row stride of the residual stream */
+    size_t q, kv;       /* columns: n_heads * head_dim, n_kv_heads * head_dim */
+    size_t k_at, v_at;  /* first column of k and v in a fused row */
     size_t qkv_ld, q_ld;
     size_t hidden, hidden_ld; /* up starts at hidden_ld of a fused row */
     size_t vocab, vocab_ld;
@@ -64,13 +64,13 @@ struct kvc_model {
     kvc_config config;  /* its arrays are owned */
     kvc_dtype dtype;
     kvc_shape shape;
-    kvc_layer *layers;  /* [n_layers] */
+    kvc_layer *layers; /* [n_layers] */
     kvc_matrix embed, head;
     kvc_mem final_norm;
     double *inv_freq[2]; /* [rotary_dim / 2] */
     kvc_buffer *weights; /* everything, in one buffer */
     size_t weights_bytes;
-    uint8_t *present;    /* [n_layers, KVC_W_COUNT] */
+    uint8_t *present; /* [n_layers, KVC_W_COUNT] */
     bool sealed;
     atomic_int n_refs;
 };
@@ -153,8 +153,8 @@ struct kvc_session {
     kvc_track *tracks;      /* [n_layers] */
     int64_t start_position; /* of own token 0 */
     int64_t shift;
-    uint8_t *shifted;       /* [n_layers] */
-    bool in_batch;          /* seen by the check for doubles */
+    uint8_t *shifted; /* [n_layers] */
+    bool in_batch;    /* seen by the check for doubles */
 };
 
 /* Room for n more tokens in layers begin .. end - 1, so that appending cannot fail. */

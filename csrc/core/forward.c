@@ -20,20 +20,20 @@
 enum { PIECE = 512, HEAD_ROWS = 64 /* rows of logits at a time */ };
 
 typedef enum {
-    X,       /* residual stream [n, dim_ld] */
-    H,       /* normalised input, or a block's output before its post-norm [n, dim_ld] */
-    QKV,     /* [n, qkv_ld] */
-    ATTENDED, /* [n, q_ld] */
-    GATE_UP, /* [n, 2 * hidden_ld] */
-    GATED,   /* [n, hidden_ld] */
-    KEPT_X,  /* rows that go on, when only some do [n, dim_ld] */
-    KEPT_A,  /* [n, q_ld] */
-    LOGITS,  /* [HEAD_ROWS, vocab_ld] */
-    ANGLES,  /* four tables [n, 2, rotary_dim / 2]: rope kind x shifted or not */
+    X,                /* residual stream [n, dim_ld] */
+    H,                /* normalised input, or a block's output before its post-norm [n, dim_ld] */
+    QKV,              /* [n, qkv_ld] */
+    ATTENDED,         /* [n, q_ld] */
+    GATE_UP,          /* [n, 2 * hidden_ld] */
+    GATED,            /* [n, hidden_ld] */
+    KEPT_X,           /* rows that go on, when only some do [n, dim_ld] */
+    KEPT_A,           /* [n, q_ld] */
+    LOGITS,           /* [HEAD_ROWS, vocab_ld] */
+    ANGLES,           /* four tables [n, 2, rotary_dim / 2]: rope kind x shifted or not */
     IDS = ANGLES + 4, /* int32 [n] */
-    INDEX,   /* int32 [n] rows to keep */
-    MASS,    /* [n, n_heads] */
-    RESULT,  /* [HEAD_ROWS] ids or log-probabilities, then targets */
+    INDEX,            /* int32 [n] rows to keep */
+    MASS,             /* [n, n_heads] */
+    RESULT,           /* [HEAD_ROWS] ids or log-probabilities, then targets */
     N_BUFFERS
 } buffer_name;
 
@@ -51,11 +51,11 @@ struct kvc_workspace {
 typedef struct piece {
     const kvc_row *row;
     size_t row_index;
-    size_t first, n;          /* tokens of the row */
-    size_t at;                /* first pooled row of the block */
-    size_t own_first;         /* own tokens of the session before this piece */
-    size_t out_first, n_out;  /* outputs of the row that fall into it */
-    size_t out_at;            /* first of them among the outputs of the batch */
+    size_t first, n;         /* tokens of the row */
+    size_t at;               /* first pooled row of the block */
+    size_t own_first;        /* own tokens of the session before this piece */
+    size_t out_first, n_out; /* outputs of the row that fall into it */
+    size_t out_at;           /* first of them among the outputs of the batch */
 } piece;
 
 typedef struct block {
@@ -124,11 +124,16 @@ static kvc_status need_all(block *b, kvc_error *err) {
     const struct {
         buffer_name name;
         size_t row_bytes;
-    } table[] = {{X, 4 * s->dim_ld},           {H, 4 * s->dim_ld},
-                 {QKV, 4 * s->qkv_ld},         {ATTENDED, 4 * s->q_ld},
-                 {GATE_UP, 8 * s->hidden_ld},  {GATED, 4 * s->hidden_ld},
-                 {KEPT_X, 4 * s->dim_ld},      {KEPT_A, 4 * s->q_ld},
-                 {IDS, sizeof(int32_t)},       {INDEX, sizeof(int32_t)},
+    } table[] = {{X, 4 * s->dim_ld},
+                 {H, 4 * s->dim_ld},
+                 {QKV, 4 * s->qkv_ld},
+                 {ATTENDED, 4 * s->q_ld},
+                 {GATE_UP, 8 * s->hidden_ld},
+                 {GATED, 4 * s->hidden_ld},
+                 {KEPT_X, 4 * s->dim_ld},
+                 {KEPT_A, 4 * s->q_ld},
+                 {IDS, sizeof(int32_t)},
+                 {INDEX, sizeof(int32_t)},
                  {MASS, 4 * (size_t)b->ws->model->config.n_heads}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         TRY(need(b->ws, table[i].name, b->n, table[i].row_bytes, err));
@@ -213,16 +218,17 @@ static kvc_status check_batch(const kvc_batch *batch, const kvc_model *m, kvc_er
                         batch->layer_begin, batch->layer_end, m->config.n_layers);
     }
     if (batch->output > KVC_OUT_HIDDEN && batch->layer_end != m->config.n_layers) {
-        return kvc_fail(err, KVC_ERROR_VALUE, "logits need the last layer, but layers end at %d of %d",
-                        batch->layer_end, m->config.n_layers);
+        return kvc_fail(err, KVC_ERROR_VALUE,
+                        "logits need the last layer, but layers end at %d of %d", batch->layer_end,
+                        m->config.n_layers);
     }
     kvc_status status = KVC_OK;
     size_t i = 0;
     for (; i < batch->n_rows; i++) {
         if ((status = check_row(batch, i, m, err))) break;
         if (batch->rows[i].session->in_batch) {
-            status = kvc_fail(err, KVC_ERROR_VALUE, "row %zu: the session stands in the batch twice",
-                              i);
+            status =
+                kvc_fail(err, KVC_ERROR_VALUE, "row %zu: the session stands in the batch twice", i);
             break;
         }
         batch->rows[i].session->in_batch = true;
@@ -248,7 +254,8 @@ static kvc_status enter(block *b, kvc_error *err) {
             continue;
         }
         for (size_t r = 0; r < p->n; r++, x = kvc_mem_at(x, 4 * s->dim_ld)) {
-            TRY(be->upload(ws->stream, x, p->row->hidden + (p->first + r) * s->dim, 4 * s->dim, err));
+            TRY(be->upload(ws->stream, x, p->row->hidden + (p->first + r) * s->dim, 4 * s->dim,
+                           err));
         }
     }
     return KVC_OK;
@@ -400,7 +407,8 @@ static double visible_pairs(const kvc_attention_item *item, int window) {
                 own += to;
                 if (last + 1 < to) to = last + 1;
             }
-            if (window && q - window - span->position + 1 > 0) from = q - window - span->position + 1;
+            if (window && q - window - span->position + 1 > 0)
+                from = q - window - span->position + 1;
             if (to > from) pairs += (double)(to - from);
         }
     }
@@ -457,13 +465,13 @@ static kvc_status attend(block *b, int layer, bool want_output, kvc_error *err) 
     for (size_t i = 0; i < b->n_pieces; i++) {
         const piece *p = &b->pieces[i];
         const kvc_session *session = p->row->session;
-        items[i] = (kvc_attention_item){
-            .row = p->at,
-            .n = p->n,
-            .position = session->start_position + kvc_session_layer_shift(session, layer) +
-                        (int64_t)p->own_first,
-            .own_first = p->own_first,
-            .slack = p->row->slack ? (size_t)p->row->slack[layer] : 0};
+        items[i] = (kvc_attention_item){.row = p->at,
+                                        .n = p->n,
+                                        .position = session->start_position +
+                                                    kvc_session_layer_shift(session, layer) +
+                                                    (int64_t)p->own_first,
+                                        .own_first = p->own_first,
+                                        .slack = p->row->slack ? (size_t)p->row->slack[layer] : 0};
         spans += list_spans(spans, &items[i], p, layer, mass ? mass->skip : 0, c->head_dim);
         ws->counts.attention_flops +=
             4.0 * c->head_dim * c->n_heads * visible_pairs(&items[i], a.window);
@@ -490,7 +498,8 @@ static kvc_status residual(block *b, kvc_mem x, kvc_mem src, size_t src_ld, cons
     const kvc_config *c = &ws->model->config;
     ws->counts.linear_flops += 2.0 * (double)n * (double)w->n_in * (double)s->dim;
     if (!post_norm.buffer) {
-        return be->linear(ws->stream, x, s->dim_ld, src, src_ld, w, 0, w->n_out, bias, true, n, err);
+        return be->linear(ws->stream, x, s->dim_ld, src, src_ld, w, 0, w->n_out, bias, true, n,
+                          err);
     }
     kvc_mem h = buf(ws, H);
     TRY(be->linear(ws->stream, h, s->dim_ld, src, src_ld, w, 0, w->n_out, bias, false, n, err));
@@ -610,7 +619,8 @@ static kvc_status give_results(block *b, size_t first, size_t n, kvc_error *err)
     } else {
         for (size_t o = 0; o < n; o++) words[o] = target_of(b, first + o);
         TRY(be->upload(ws->stream, targets, words, 4 * n, err));
-        TRY(be->logprob(ws->stream, result, buf(ws, LOGITS), s->vocab_ld, targets, n, s->vocab, err));
+        TRY(be->logprob(ws->stream, result, buf(ws, LOGITS), s->vocab_ld, targets, n, s->vocab,
+                        err));
     }
     TRY(be->download(ws->stream, words, result, 4 * n, err));
     for (size_t o = 0; o < n; o++) {
@@ -635,8 +645,8 @@ static kvc_status leave(block *b, kvc_error *err) {
     for (size_t first = 0; first < b->n_out; first += HEAD_ROWS) {
         size_t n = b->n_out - first < HEAD_ROWS ? b->n_out - first : HEAD_ROWS;
         TRY(be->linear(ws->stream, buf(ws, LOGITS), s->vocab_ld,
-                       kvc_mem_at(buf(ws, H), 4 * first * s->dim_ld), s->dim_ld, &ws->model->head, 0,
-                       s->vocab_ld, (kvc_mem){0}, false, n, err));
+                       kvc_mem_at(buf(ws, H), 4 * first * s->dim_ld), s->dim_ld, &ws->model->head,
+                       0, s->vocab_ld, (kvc_mem){0}, false, n, err));
         TRY(give_results(b, first, n, err));
     }
     return KVC_OK;

@@ -92,7 +92,8 @@ kvc_status kvc_kv_create(kvc_kv **kv, kvc_device *device, int n_layers, int n_kv
     }
     kvc_kv *k = NULL;
     TRY(kvc_host_alloc(&k, 1, sizeof *k, "a KV", err));
-    kvc_status status = kvc_host_alloc(&k->layers, (size_t)n_layers, sizeof *k->layers, "a KV", err);
+    kvc_status status =
+        kvc_host_alloc(&k->layers, (size_t)n_layers, sizeof *k->layers, "a KV", err);
     if (status) {
         free(k);
         return status;
@@ -185,7 +186,8 @@ kvc_status kvc_kv_select(kvc_kv **out, const kvc_kv *kv, const uint8_t *keep, bo
 kvc_status kvc_kv_trim(kvc_kv **out, const kvc_kv *kv, const uint8_t *windowed, int window,
                        kvc_error *err) {
     *out = NULL;
-    if (window < 1) return kvc_fail(err, KVC_ERROR_VALUE, "window must be positive, not %d", window);
+    if (window < 1)
+        return kvc_fail(err, KVC_ERROR_VALUE, "window must be positive, not %d", window);
     TRY(create_like(out, kv, kv->next_position, err));
     for (int l = 0; l < kv->n_layers; l++) {
         size_t n = length_of(&kv->layers[l]), most = (size_t)window - 1;
@@ -206,11 +208,12 @@ static kvc_status check_alike(const kvc_kv *a, const kvc_kv *b, size_t which, kv
         strcmp(kvc_device_name(a->device), kvc_device_name(b->device)) == 0) {
         return KVC_OK;
     }
-    return kvc_fail(err, KVC_ERROR_MISMATCH,
-                    "KV 0 has %d layers, %d KV heads of %d, %s on %s; KV %zu has %d, %d of %d, %s on %s",
-                    a->n_layers, a->n_kv_heads, a->head_dim, kvc_dtype_name(a->dtype),
-                    kvc_device_name(a->device), which, b->n_layers, b->n_kv_heads, b->head_dim,
-                    kvc_dtype_name(b->dtype), kvc_device_name(b->device));
+    return kvc_fail(
+        err, KVC_ERROR_MISMATCH,
+        "KV 0 has %d layers, %d KV heads of %d, %s on %s; KV %zu has %d, %d of %d, %s on %s",
+        a->n_layers, a->n_kv_heads, a->head_dim, kvc_dtype_name(a->dtype),
+        kvc_device_name(a->device), which, b->n_layers, b->n_kv_heads, b->head_dim,
+        kvc_dtype_name(b->dtype), kvc_device_name(b->device));
 }
 
 kvc_status kvc_kv_concat(kvc_kv **out, const kvc_kv *const *kvs, size_t n_kvs, bool sequential,

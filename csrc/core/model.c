@@ -157,13 +157,15 @@ static kvc_status check_config(const kvc_config *c, kvc_error *err) {
         }
     }
     if (c->n_heads % c->n_kv_heads) {
-        return kvc_fail(err, KVC_ERROR_VALUE, "config: n_heads %d is not a multiple of n_kv_heads %d",
-                        c->n_heads, c->n_kv_heads);
+        return kvc_fail(err, KVC_ERROR_VALUE,
+                        "config: n_heads %d is not a multiple of n_kv_heads %d", c->n_heads,
+                        c->n_kv_heads);
     }
     if (!(c->norm_eps >= 0) || !isfinite(c->norm_eps) || !isfinite(c->norm_offset) ||
         !isfinite(c->embed_scale) || !(c->attention_scale > 0) || !isfinite(c->attention_scale)) {
-        return kvc_fail(err, KVC_ERROR_VALUE,
-                        "config: norm_eps, norm_offset, embed_scale or attention_scale is out of range");
+        return kvc_fail(
+            err, KVC_ERROR_VALUE,
+            "config: norm_eps, norm_offset, embed_scale or attention_scale is out of range");
     }
     if ((unsigned)c->activation > KVC_GELU_TANH) {
         return kvc_fail(err, KVC_ERROR_UNSUPPORTED, "config: unknown activation %d", c->activation);
@@ -175,8 +177,9 @@ static kvc_status check_config(const kvc_config *c, kvc_error *err) {
     bool used[2] = {!c->rope_of_layer, false};
     for (int l = 0; c->rope_of_layer && l < c->n_layers; l++) {
         if (c->rope_of_layer[l] > 1) {
-            return kvc_fail(err, KVC_ERROR_VALUE, "config: rope_of_layer[%d] must be 0 or 1, not %d",
-                            l, c->rope_of_layer[l]);
+            return kvc_fail(err, KVC_ERROR_VALUE,
+                            "config: rope_of_layer[%d] must be 0 or 1, not %d", l,
+                            c->rope_of_layer[l]);
         }
         used[c->rope_of_layer[l]] = true;
     }
@@ -308,7 +311,8 @@ kvc_status kvc_model_create(kvc_model **model, kvc_device *device, const kvc_con
     m->dtype = dtype;
     m->shape = shape_of(config);
     kvc_status status = copy_bytes(&m->config.windowed, config->windowed, n_layers, err);
-    if (!status) status = copy_bytes(&m->config.rope_of_layer, config->rope_of_layer, n_layers, err);
+    if (!status)
+        status = copy_bytes(&m->config.rope_of_layer, config->rope_of_layer, n_layers, err);
     if (!status) status = kvc_host_alloc(&m->layers, n_layers, sizeof *m->layers, "layers", err);
     if (!status) status = kvc_host_alloc(&m->present, n_layers, KVC_W_COUNT, "layers", err);
     if (!status) status = make_ropes(m, err);
@@ -335,8 +339,8 @@ static kvc_status set_vector(kvc_model *m, kvc_weight weight, int layer, const v
         finite = finite && isfinite(wide[i]);
     }
     kvc_status status = finite
-        ? m->device->backend->upload(m->stream, to, wide, n * sizeof *wide, err)
-        : kvc_fail(err, KVC_ERROR_NUMERIC, "values that are not finite");
+                            ? m->device->backend->upload(m->stream, to, wide, n * sizeof *wide, err)
+                            : kvc_fail(err, KVC_ERROR_NUMERIC, "values that are not finite");
     free(wide);
     return status;
 }
@@ -365,8 +369,8 @@ kvc_status kvc_model_set(kvc_model *model, kvc_weight weight, int layer, const v
     expected_shape(model, weight, &want_rows, &want_cols);
     if (rows != want_rows || cols != want_cols) {
         return kvc_fail(err, KVC_ERROR_MISMATCH,
-                        "%s of layer %d: shape [%zu, %zu] where [%zu, %zu] is expected", name, layer,
-                        rows, cols, want_rows, want_cols);
+                        "%s of layer %d: shape [%zu, %zu] where [%zu, %zu] is expected", name,
+                        layer, rows, cols, want_rows, want_cols);
     }
     kvc_error cause = {0};
     const kvc_matrix *m = matrix_of(model, weight, layer);
@@ -428,6 +432,7 @@ kvc_status kvc_model_inv_freq(const kvc_model *model, int rope, double *out, kvc
     if (rope < 0 || rope > 1 || !model->inv_freq[rope]) {
         return kvc_fail(err, KVC_ERROR_VALUE, "the model has no rope %d", rope);
     }
-    memcpy(out, model->inv_freq[rope], (size_t)model->config.rope[rope].rotary_dim / 2 * sizeof *out);
+    memcpy(out, model->inv_freq[rope],
+           (size_t)model->config.rope[rope].rotary_dim / 2 * sizeof *out);
     return KVC_OK;
 }

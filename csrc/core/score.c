@@ -66,7 +66,8 @@ static bool precedes(const float *scores, int a, int b, kvc_preset preset) {
 void kvc_rank(int32_t *order, const float *scores, int n, kvc_preset preset) {
     for (int l = 0; l < n; l++) {
         int at = l;
-        for (; at > 0 && precedes(scores, l, order[at - 1], preset); at--) order[at] = order[at - 1];
+        for (; at > 0 && precedes(scores, l, order[at - 1], preset); at--)
+            order[at] = order[at - 1];
         order[at] = l;
     }
 }

@@ -82,13 +82,13 @@ static kvc_status check_kv(const kvc_session *s, const kvc_kv *kv, const int32_t
     }
     if (!map && kv->n_layers != c->n_layers) {
         return kvc_fail(err, KVC_ERROR_MISMATCH,
-                        "the KV has %d layers, the receiver %d: a layer map is needed", kv->n_layers,
-                        c->n_layers);
+                        "the KV has %d layers, the receiver %d: a layer map is needed",
+                        kv->n_layers, c->n_layers);
     }
     for (int l = 0; map && l < kv->n_layers; l++) {
         if (map[l] < 0 || map[l] >= c->n_layers) {
-            return kvc_fail(err, KVC_ERROR_VALUE, "layer map: %d -> %d is not in 0 .. %d", l, map[l],
-                            c->n_layers - 1);
+            return kvc_fail(err, KVC_ERROR_VALUE, "layer map: %d -> %d is not in 0 .. %d", l,
+                            map[l], c->n_layers - 1);
         }
         for (int j = 0; j < l; j++) {
             if (map[j] != map[l] || !kv->layers[j].n || !kv->layers[l].n) continue;

@@ -83,15 +83,15 @@ typedef enum kvc_rope_kind {
 typedef struct kvc_rope {
     kvc_rope_kind kind;
     double theta;
-    double factor;            /* linear, llama3, yarn */
-    double low_freq_factor;   /* llama3 */
-    double high_freq_factor;  /* llama3 */
-    double original_length;   /* llama3, yarn: positions the model was trained on */
-    double beta_fast;         /* yarn */
-    double beta_slow;         /* yarn */
-    double attention_factor;  /* yarn: cos and sin are multiplied by it */
-    bool truncate;            /* yarn: round the ramp's ends to whole dimensions */
-    int rotary_dim;           /* leading dimensions of a head that rotate; even */
+    double factor;           /* linear, llama3, yarn */
+    double low_freq_factor;  /* llama3 */
+    double high_freq_factor; /* llama3 */
+    double original_length;  /* llama3, yarn: positions the model was trained on */
+    double beta_fast;        /* yarn */
+    double beta_slow;        /* yarn */
+    double attention_factor; /* yarn: cos and sin are multiplied by it */
+    bool truncate;           /* yarn: round the ramp's ends to whole dimensions */
+    int rotary_dim;          /* leading dimensions of a head that rotate; even */
 } kvc_rope;
 
 typedef enum kvc_activation { KVC_SILU = 0, KVC_GELU_TANH } kvc_activation;
@@ -100,25 +100,25 @@ typedef enum kvc_activation { KVC_SILU = 0, KVC_GELU_TANH } kvc_activation;
 typedef struct kvc_config {
     int n_layers;
     int dim;
-    int hidden_dim;  /* of the gated MLP */
+    int hidden_dim; /* of the gated MLP */
     int n_heads;
-    int n_kv_heads;  /* divides n_heads; query head h reads KV head h / (n_heads / n_kv_heads) */
+    int n_kv_heads; /* divides n_heads; query head h reads KV head h / (n_heads / n_kv_heads) */
     int head_dim;
     int vocab_size;
     float norm_eps;
-    float norm_offset;    /* added to every norm weight: 1 for gemma, else 0 */
-    float embed_scale;    /* multiplies embeddings: sqrt(dim) for gemma, else 1 */
+    float norm_offset; /* added to every norm weight: 1 for gemma, else 0 */
+    float embed_scale; /* multiplies embeddings: sqrt(dim) for gemma, else 1 */
     float attention_scale;
     kvc_activation activation;
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
-    bool qk_norm;     /* RMS norm of each head of q and k, before rope */
-    bool post_norms;  /* norms after attention and after the MLP, before the residual */
+    bool qk_norm;    /* RMS norm of each head of q and k, before rope */
+    bool post_norms; /* norms after attention and after the MLP, before the residual */
     bool tied_head;
-    int window;                    /* keys a windowed layer sees, own position included; 0: none */
-    const uint8_t *windowed;       /* [n_layers] 1: the layer has the window; NULL: no layer */
-    const uint8_t *rope_of_layer;  /* [n_layers] index into rope; NULL: all 0 */
+    int window;                   /* keys a windowed layer sees, own position included; 0: none */
+    const uint8_t *windowed;      /* [n_layers] 1: the layer has the window; NULL: no layer */
+    const uint8_t *rope_of_layer; /* [n_layers] index into rope; NULL: all 0 */
     kvc_rope rope[2];
 } kvc_config;
 
@@ -130,22 +130,22 @@ typedef enum kvc_weight {
     KVC_W_Q,          /* [n_heads * head_dim, dim] */
     KVC_W_K,          /* [n_kv_heads * head_dim, dim] */
     KVC_W_V,
-    KVC_W_O,          /* [dim, n_heads * head_dim] */
-    KVC_W_Q_BIAS,     /* [n_heads * head_dim] */
+    KVC_W_O,      /* [dim, n_heads * head_dim] */
+    KVC_W_Q_BIAS, /* [n_heads * head_dim] */
     KVC_W_K_BIAS,
     KVC_W_V_BIAS,
-    KVC_W_O_BIAS,     /* [dim] */
-    KVC_W_Q_NORM,     /* [head_dim] */
+    KVC_W_O_BIAS, /* [dim] */
+    KVC_W_Q_NORM, /* [head_dim] */
     KVC_W_K_NORM,
     KVC_W_POST_ATTN_NORM, /* [dim] */
     KVC_W_MLP_NORM,       /* [dim]: the norm before the MLP */
     KVC_W_GATE,           /* [hidden_dim, dim] */
     KVC_W_UP,
-    KVC_W_DOWN,           /* [dim, hidden_dim] */
+    KVC_W_DOWN, /* [dim, hidden_dim] */
     KVC_W_GATE_BIAS,
     KVC_W_UP_BIAS,
     KVC_W_DOWN_BIAS,
-    KVC_W_POST_MLP_NORM,  /* [dim] */
+    KVC_W_POST_MLP_NORM, /* [dim] */
     KVC_W_COUNT
 } kvc_weight;
 
@@ -177,7 +177,8 @@ typedef struct kvc_kv kvc_kv;
 /* A view of one part of a layer. Keys are stored after rope, at positions position ..
  * position + n - 1; a receiver sees them moved by `offset` positions. */
 typedef struct kvc_kv_part {
-    const void *k; /* [n_kv_heads, n, head_dim], heads head_stride elements apart; NULL off the CPU */
+    const void
+        *k; /* [n_kv_heads, n, head_dim], heads head_stride elements apart; NULL off the CPU */
     const void *v;
     size_t head_stride;
     size_t n;
@@ -263,18 +264,18 @@ void kvc_workspace_free(kvc_workspace *ws);
 
 /* Work done by a workspace so far, counted where it is done. */
 typedef struct kvc_counts {
-    uint64_t tokens;          /* rows that entered the first layer of a call */
-    double linear_flops;      /* 2 * rows * in * out of every matrix product with weights */
-    double attention_flops;   /* 4 * head_dim * n_heads * visible (query, key) pairs */
+    uint64_t tokens;        /* rows that entered the first layer of a call */
+    double linear_flops;    /* 2 * rows * in * out of every matrix product with weights */
+    double attention_flops; /* 4 * head_dim * n_heads * visible (query, key) pairs */
 } kvc_counts;
 kvc_counts kvc_workspace_counts(const kvc_workspace *ws);
 
 typedef enum kvc_output {
     KVC_OUT_NONE = 0, /* only K, V (and mass): the last layer stops where these are known */
-    KVC_OUT_HIDDEN,  /* float   [n_out, dim]: states leaving layer_end - 1, before the final norm */
-    KVC_OUT_LOGITS,  /* float   [n_out, vocab_size] */
-    KVC_OUT_ARGMAX,  /* int32_t [n_out]: best id, ties to the lowest */
-    KVC_OUT_LOGPROB  /* float   [n_out]: log-probability of targets */
+    KVC_OUT_HIDDEN, /* float   [n_out, dim]: states leaving layer_end - 1, before the final norm */
+    KVC_OUT_LOGITS, /* float   [n_out, vocab_size] */
+    KVC_OUT_ARGMAX, /* int32_t [n_out]: best id, ties to the lowest */
+    KVC_OUT_LOGPROB /* float   [n_out]: log-probability of targets */
 } kvc_output;
 
 typedef struct kvc_row {
@@ -290,20 +291,20 @@ typedef struct kvc_row {
 } kvc_row;
 
 typedef struct kvc_mass {
-    double *mass;    /* [n_rows, n_layers, n_heads] attention that the row's queries pay to given
+    double *mass;   /* [n_rows, n_layers, n_heads] attention that the row's queries pay to given
                         keys, mean over its n queries; layers outside the call's range: 0 */
-    size_t skip;     /* keys left out at the start of a layer's given keys */
-    bool published;  /* the published code's softmax: +1 on visible columns, nothing hidden */
+    size_t skip;    /* keys left out at the start of a layer's given keys */
+    bool published; /* the published code's softmax: +1 on visible columns, nothing hidden */
 } kvc_mass;
 
 typedef struct kvc_batch {
     const kvc_row *rows;
     size_t n_rows;
     int layer_begin;
-    int layer_end;         /* one past the last layer that runs */
+    int layer_end; /* one past the last layer that runs */
     kvc_output output;
-    void *out;             /* [sum of n_outputs, ...] in the order of rows; NULL for NONE */
-    const kvc_mass *mass;  /* or NULL */
+    void *out;            /* [sum of n_outputs, ...] in the order of rows; NULL for NONE */
+    const kvc_mass *mass; /* or NULL */
 } kvc_batch;
 
 /* Runs a batch. A row's bits depend on its own session and tokens only: not on the other rows,

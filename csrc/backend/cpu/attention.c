@@ -69,26 +69,26 @@ kvc_status cpu_kv_append(kvc_stream *s, kvc_mem k, kvc_mem v, size_t ld, int n_k
 typedef struct attention_job {
     kvc_stream *s;
     const kvc_attention *a;
-    size_t group;      /* query heads per KV head */
-    size_t tile;       /* queries per task */
-    size_t rows;       /* of a full task: tile * group */
-    size_t width;      /* head_dim rounded up to a panel */
-    size_t n_tiles;    /* of queries, over all items */
+    size_t group;   /* query heads per KV head */
+    size_t tile;    /* queries per task */
+    size_t rows;    /* of a full task: tile * group */
+    size_t width;   /* head_dim rounded up to a panel */
+    size_t n_tiles; /* of queries, over all items */
 } attention_job;
 
 /* One task's view of its scratch and of the job. */
 typedef struct task {
     const attention_job *job;
     const kvc_attention_item *item;
-    size_t first, n;   /* queries of the item */
-    size_t n_rows;     /* n * group */
+    size_t first, n; /* queries of the item */
+    size_t n_rows;   /* n * group */
     size_t kv_head;
-    float *q;          /* [rows, head_dim], times scale */
-    float *turned;     /* [rows, head_dim], q as a span with an offset sees it */
-    float *acc;        /* [rows, width] */
-    float *scores;     /* [rows, KEYS] */
-    float *keys;       /* [head_dim, KEYS] */
-    float *values;     /* [KEYS, width] */
+    float *q;                 /* [rows, head_dim], times scale */
+    float *turned;            /* [rows, head_dim], q as a span with an offset sees it */
+    float *acc;               /* [rows, width] */
+    float *scores;            /* [rows, KEYS] */
+    float *keys;              /* [head_dim, KEYS] */
+    float *values;            /* [KEYS, width] */
     float *most, *sum, *mass; /* [rows] */
 } task;
 
@@ -108,8 +108,7 @@ static void load_queries(task *t) {
     size_t dim = (size_t)a->head_dim, group = t->job->group;
     const float *q = cpu_address(t->job->s, a->q);
     for (size_t i = 0; i < t->n; i++) {
-        const float *from =
-            q + (t->item->row + t->first + i) * a->q_ld + t->kv_head * group * dim;
+        const float *from = q + (t->item->row + t->first + i) * a->q_ld + t->kv_head * group * dim;
         t->job->s->kernels->scaled_copy(t->q + i * group * dim, from, group * dim, a->scale);
     }
     for (size_t r = 0; r < t->n_rows; r++) {

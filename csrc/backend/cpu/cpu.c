@@ -99,8 +99,8 @@ kvc_status cpu_scratch(kvc_stream *s, size_t floats, kvc_error *err) {
     void *p = NULL;
     if (!kvc_mul(&bytes, stride * sizeof(float), (size_t)workers) ||
         posix_memalign(&p, ALIGNMENT, bytes)) {
-        return kvc_fail(err, KVC_ERROR_MEMORY, "out of memory: %zu floats of scratch for %d threads",
-                        stride, workers);
+        return kvc_fail(err, KVC_ERROR_MEMORY,
+                        "out of memory: %zu floats of scratch for %d threads", stride, workers);
     }
     free(s->scratch);
     s->scratch = p;

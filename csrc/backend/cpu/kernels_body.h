@@ -123,7 +123,8 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
         vf w[4 * VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < panels * VECTORS; v++) {
-            size_t at = (size_t)(v / VECTORS) * b_panel + d * b_step + (size_t)(v % VECTORS) * LANES;
+            size_t at =
+                (size_t)(v / VECTORS) * b_panel + d * b_step + (size_t)(v % VECTORS) * LANES;
             w[v] = load_as(b, at, dtype);
         }
 #pragma GCC unroll 8

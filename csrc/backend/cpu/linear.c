@@ -11,11 +11,11 @@
 #include <string.h>
 
 enum {
-    DEPTH = 512,        /* of one chain of sums */
-    GROUP = 4,          /* panels per chunk */
-    ROWS = 128,         /* rows per chunk */
-    WIDEN_ROWS = 24,    /* from here on a 16-bit block is widened once, not once per tile of rows */
-    PACK_DEPTH = 256    /* columns that packing holds at a time */
+    DEPTH = 512,     /* of one chain of sums */
+    GROUP = 4,       /* panels per chunk */
+    ROWS = 128,      /* rows per chunk */
+    WIDEN_ROWS = 24, /* from here on a 16-bit block is widened once, not once per tile of rows */
+    PACK_DEPTH = 256 /* columns that packing holds at a time */
 };
 
 size_t cpu_matrix_bytes(size_t n_out, size_t n_in, kvc_dtype dtype) {
@@ -57,8 +57,8 @@ static void pack_panel(void *context, size_t panel, int worker) {
 kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const void *src,
                            kvc_dtype src_dtype, size_t n_rows, kvc_error *err) {
     pack_job job = {.kernels = s->kernels,
-                    .panels = (char *)cpu_address(s, m->mem) +
-                              row * m->n_in * kvc_dtype_bytes(m->dtype),
+                    .panels =
+                        (char *)cpu_address(s, m->mem) + row * m->n_in * kvc_dtype_bytes(m->dtype),
                     .dtype = m->dtype,
                     .src_dtype = src_dtype,
                     .src = src,
@@ -107,7 +107,8 @@ static void linear_chunk(void *context, size_t chunk, int worker) {
     bool widen = job->scratch && rows >= WIDEN_ROWS;
     for (size_t k = 0; k < job->n_in; k += DEPTH) {
         size_t depth = job->n_in - k < DEPTH ? job->n_in - k : DEPTH;
-        const void *b = job->panels + (panel * job->n_in + k) * KVC_PANEL * kvc_dtype_bytes(job->dtype);
+        const void *b =
+            job->panels + (panel * job->n_in + k) * KVC_PANEL * kvc_dtype_bytes(job->dtype);
         if (widen) b = widen_block(job, b, n_panels, depth, worker);
         kvc_dtype dtype = widen ? KVC_F32 : job->dtype;
         size_t apart = (widen ? DEPTH : job->n_in) * KVC_PANEL;

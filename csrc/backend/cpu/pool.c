@@ -42,7 +42,7 @@ static struct {
     atomic_size_t n_chunks;
     atomic_size_t n_done;
     atomic_int n_allowed; /* workers from this number on have no scratch and stay out */
-    atomic_bool stop; /* chunks still to come are claimed and skipped */
+    atomic_bool stop;     /* chunks still to come are claimed and skipped */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .ticket = CLOSED};
 
 static uint64_t now_nanoseconds(void) {

@@ -107,11 +107,8 @@ static void add_row(const row_job *job, size_t r) {
 }
 
 kvc_status cpu_add(kvc_stream *s, kvc_mem dst, kvc_mem src, size_t n, size_t dim, kvc_error *err) {
-    row_job job = {.row = add_row,
-                   .dst = cpu_address(s, dst),
-                   .src = cpu_address(s, src),
-                   .n = n,
-                   .dim = dim};
+    row_job job = {
+        .row = add_row, .dst = cpu_address(s, dst), .src = cpu_address(s, src), .n = n, .dim = dim};
     return run_rows(s, &job, err);
 }
 
