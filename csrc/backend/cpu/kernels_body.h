@@ -266,8 +266,9 @@ BY_DTYPE(bf16, KVC_BF16)
 
 /* ---- rows ---- */
 
-/* e^x to one unit in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r, and n
- * added to the exponent. Below -87 (and for -inf) exactly 0, above 88 held at e^88. */
+/* e^x to about one unit in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r (the
+ * smallest largest error of degree 6, 4e-9), and n added to the exponent. Below -87 (and for -inf)
+ * exactly 0, above 88 held at e^88. */
 INLINE vf exp_vector(vf x) {
     vf zero = (vf){0};
     vf held = select(x > 88.0f + zero, 88.0f + zero, x);
@@ -277,11 +278,11 @@ INLINE vf exp_vector(vf x) {
     vf n = shifted - magic;
     vf r = held - n * 0x1.62e4p-1f;
     r = r - n * 0x1.7f7d1cp-20f;
-    vf p = 1.0f / 720 + zero;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
+    vf p = 0x1.6a2436p-10f + zero;
+    p = p * r + 0x1.1239e2p-7f;
+    p = p * r + 0x1.5558f2p-5f;
+    p = p * r + 0x1.555492p-3f;
+    p = p * r + 0x1.fffffcp-2f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     vf y = (vf)((vi)p + ((vi)shifted << 23));

@@ -1,0 +1,214 @@
+/* test_kernels.c - every kernel of every instruction set this processor has, against plain loops
+ * in double: all tile heights and odd sizes, each dtype, and that a row's bits are its own.
+ */
+#include "../../csrc/backend/cpu/kernels.h"
+#include "../../csrc/backend/dtype.h"
+#include "check.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const cpu_kernels *tables[3];
+static size_t n_tables;
+
+static void find_tables(void) {
+    const cpu_kernels *(*const known[])(void) = {cpu_kernels_portable, cpu_kernels_avx2,
+                                                 cpu_kernels_avx512};
+    n_tables = 0;
+    for (size_t i = 0; i < 3; i++) {
+        if (known[i]()) tables[n_tables++] = known[i]();
+    }
+}
+
+/* Seeded values in -1 .. 1 that f16 and bf16 hold exactly: multiples of 1/64. */
+static unsigned draw_state;
+
+static float draw(void) {
+    draw_state = draw_state * 1664525u + 1013904223u;
+    return (float)((int)(draw_state >> 16 & 127) - 64) / 64;
+}
+
+static void *store_as(const float *x, size_t n, kvc_dtype dtype) {
+    char *to = malloc(n * kvc_dtype_bytes(dtype) + 1);
+    if (!to) return NULL;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h = dtype == KVC_F16 ? kvc_f16_of_f32(x[i]) : kvc_bf16_of_f32(x[i]);
+        if (dtype == KVC_F32) memcpy(to + 4 * i, &x[i], 4);
+        else memcpy(to + 2 * i, &h, 2);
+    }
+    return to;
+}
+
+enum { MOST_ROWS = 14, MOST_PANELS = 6, MOST_DEPTH = 67, STRIDE = 16 * MOST_PANELS + 3 };
+
+static void gemm_case(const cpu_kernels *k, kvc_dtype dtype, size_t m, size_t panels,
+                      size_t depth) {
+    static float a[MOST_ROWS * MOST_DEPTH], b[MOST_PANELS * MOST_DEPTH * 16];
+    static float c[MOST_ROWS * STRIDE], one[STRIDE];
+    for (size_t i = 0; i < m * depth; i++) a[i] = draw();
+    for (size_t i = 0; i < panels * depth * 16; i++) b[i] = draw();
+    for (size_t i = 0; i < m * STRIDE; i++) c[i] = 7;
+    void *w = store_as(b, panels * depth * 16, dtype);
+    REQUIRE(w);
+    k->gemm[dtype](c, STRIDE, a, depth, w, 16, depth * 16, m, panels, depth, false);
+    k->gemm[dtype](c, STRIDE, a, depth, w, 16, depth * 16, m, panels, depth, true);
+    for (size_t r = 0; r < m; r++) {
+        for (size_t o = 0; o < 16 * panels; o++) {
+            double want = 0;
+            for (size_t d = 0; d < depth; d++) {
+                want += (double)a[r * depth + d] * b[(o / 16 * depth + d) * 16 + o % 16];
+            }
+            CHECK(fabs(c[r * STRIDE + o] - 2 * want) <= 1e-5 * (1 + fabs(want)));
+        }
+        CHECK(c[r * STRIDE + 16 * panels] == 7); /* nothing beyond the last column */
+        /* the row alone has the bits that it has among the others */
+        k->gemm[dtype](one, STRIDE, a + r * depth, depth, w, 16, depth * 16, 1, panels, depth,
+                       false);
+        k->gemm[dtype](one, STRIDE, a + r * depth, depth, w, 16, depth * 16, 1, panels, depth,
+                       true);
+        CHECK(memcmp(one, c + r * STRIDE, 16 * panels * sizeof *one) == 0);
+    }
+    free(w);
+}
+
+static void products(void) {
+    find_tables();
+    for (size_t t = 0; t < n_tables; t++) {
+        for (int dtype = 0; dtype < KVC_DTYPE_COUNT; dtype++) {
+            for (size_t m = 1; m <= MOST_ROWS; m++) {
+                for (size_t panels = 1; panels <= MOST_PANELS; panels++) {
+                    gemm_case(tables[t], (kvc_dtype)dtype, m, panels, m % 2 ? MOST_DEPTH : 1);
+                }
+            }
+        }
+    }
+}
+
+static void transposing(void) {
+    enum { ROWS = 37, COLS = 41 };
+    static float src[ROWS * COLS], dst[COLS * 64];
+    find_tables();
+    for (size_t i = 0; i < ROWS * COLS; i++) src[i] = draw();
+    for (size_t t = 0; t < n_tables; t++) {
+        for (int dtype = 0; dtype < KVC_DTYPE_COUNT; dtype++) {
+            void *x = store_as(src, ROWS * COLS, (kvc_dtype)dtype);
+            REQUIRE(x);
+            for (size_t n = 1; n <= ROWS; n++) {
+                for (size_t i = 0; i < COLS * 64; i++) dst[i] = 9;
+                tables[t]->transpose[dtype](dst, 64, x, COLS, n, COLS);
+                for (size_t d = 0; d < COLS; d++) {
+                    for (size_t j = 0; j < (n + 15) / 16 * 16; j++) {
+                        CHECK(dst[d * 64 + j] == (j < n ? src[j * COLS + d] : 0));
+                    }
+                }
+            }
+            free(x);
+        }
+    }
+}
+
+/* Every 16-bit pattern to f32 and back; and halves between two values go to the even one. */
+static void conversions(void) {
+    static uint16_t all[65536], back[65536];
+    static float wide[65536];
+    find_tables();
+    for (unsigned i = 0; i < 65536; i++) all[i] = (uint16_t)i;
+    for (size_t t = 0; t < n_tables; t++) {
+        for (int dtype = KVC_F16; dtype <= KVC_BF16; dtype++) {
+            unsigned exponent = dtype == KVC_F16 ? 0x7c00 : 0x7f80;
+            tables[t]->to_f32[dtype](wide, all, 65536);
+            CHECK(!tables[t]->from_f32[dtype](back, wide, 65536)); /* there are NaNs among them */
+            for (unsigned i = 0; i < 65536; i++) {
+                bool nan = (i & exponent) == exponent && (i & 0x7fff) != exponent;
+                CHECK(nan ? isnan(wide[i]) && isnan(kvc_element(back, i, (kvc_dtype)dtype))
+                          : back[i] == i);
+            }
+        }
+        const float x[6] = {1 + 0x1p-11f, 1 + 3 * 0x1p-11f, 65504, 65519, 0x1p-24f, 0x1p-26f};
+        const float wanted[6] = {1, 1 + 0x1p-9f, 65504, 65504, 0x1p-24f, 0};
+        CHECK(tables[t]->from_f32[KVC_F16](back, x, 6));
+        for (size_t i = 0; i < 6; i++) CHECK(kvc_f32_of_f16(back[i]) == wanted[i]);
+        const float y[4] = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -2, 1e38f};
+        CHECK(tables[t]->from_f32[KVC_BF16](back, y, 4));
+        CHECK(kvc_f32_of_bf16(back[0]) == 1 && kvc_f32_of_bf16(back[1]) == 1 + 0x1p-6f);
+        CHECK(kvc_f32_of_bf16(back[2]) == -2 && fabsf(kvc_f32_of_bf16(back[3]) - 1e38f) <= 0x1p118f);
+        const float large = 70000;
+        CHECK(!tables[t]->from_f32[KVC_F16](back, &large, 1)); /* no infinity without a word */
+    }
+}
+
+static void exponentials(void) {
+    enum { N = 4003 };
+    static float x[N], e[N];
+    find_tables();
+    for (size_t t = 0; t < n_tables; t++) {
+        for (size_t i = 0; i < N; i++) x[i] = e[i] = -100 + 0.025f * (float)i;
+        double sum = 0;
+        float got = tables[t]->exp_sum(e, N, 0.5f);
+        for (size_t i = 0; i < N; i++) {
+            double want = exp((double)(x[i] - 0.5f));
+            CHECK(x[i] - 0.5f < -87 ? e[i] == 0 : fabs(e[i] - want) <= 0x1.2p-23 * want);
+            sum += want;
+        }
+        CHECK(fabs(got - sum) <= 1e-6 * sum);
+        CHECK(tables[t]->exp_sum_const(x, N, 0.5f) == got);
+        float edge[3] = {-INFINITY, 0, NAN};
+        tables[t]->exp_sum(edge, 3, 0);
+        CHECK(edge[0] == 0 && edge[1] == 1 && isnan(edge[2]));
+        CHECK(tables[t]->max(x, 17) == x[16] && tables[t]->max(edge, 2) == 1);
+        float ones[19];
+        for (size_t i = 0; i < 19; i++) ones[i] = 1;
+        for (size_t n = 1; n <= 19; n++) CHECK(tables[t]->sum(ones, n) == (float)n);
+    }
+}
+
+static double silu(double x) {
+    return x / (1 + exp(-x));
+}
+
+static double gelu_tanh(double x) {
+    return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+}
+
+static void rows(void) {
+    enum { N = 45 };
+    float x[N], up[N], y[N], weight[N];
+    find_tables();
+    for (size_t t = 0; t < n_tables; t++) {
+        const cpu_kernels *k = tables[t];
+        for (size_t n = 1; n <= N; n++) {
+            double squares = 0;
+            for (size_t i = 0; i < n; i++) {
+                x[i] = 8 * draw();
+                up[i] = draw();
+                weight[i] = draw();
+                squares += (double)x[i] * x[i];
+            }
+            k->rms_norm(y, x, weight, n, 0.5f, 1);
+            double scale = 1 / sqrt(squares / (double)n + 0.5);
+            for (size_t i = 0; i < n; i++) {
+                CHECK(fabs(y[i] - x[i] * scale * (1 + (double)weight[i])) < 2e-6);
+            }
+            k->gated[KVC_SILU](y, x, up, n);
+            for (size_t i = 0; i < n; i++) CHECK(fabs(y[i] - silu(x[i]) * up[i]) < 2e-6);
+            k->gated[KVC_GELU_TANH](y, x, up, n);
+            for (size_t i = 0; i < n; i++) CHECK(fabs(y[i] - gelu_tanh(x[i]) * up[i]) < 4e-6);
+        }
+        const float zeros[3] = {0, 0, 0}, huge[3] = {-300, 300, 0}, one[3] = {1, 1, 1};
+        k->rms_norm(y, zeros, one, 3, 1e-6f, 0);
+        CHECK(y[0] == 0 && y[1] == 0 && y[2] == 0);
+        k->gated[KVC_SILU](y, huge, one, 3);
+        CHECK(y[0] <= 0 && y[0] > -1e-30f && y[1] == 300 && y[2] == 0);
+        float a[3] = {1, 0, 3}, b[3] = {0, 1, 4};
+        const float cos[3] = {0, 0, 1}, sin[3] = {1, 1, 0}; /* two quarter turns and none */
+        k->rotate(a, b, cos, sin, 3);
+        CHECK(a[0] == 0 && b[0] == 1 && a[1] == -1 && b[1] == 0 && a[2] == 3 && b[2] == 4);
+    }
+}
+
+const test kernel_tests[] = {{"products", products},
+                             {"transposing", transposing},
+                             {"conversions", conversions},
+                             {"exponentials", exponentials},
+                             {"rows", rows},
+                             {NULL, NULL}};
