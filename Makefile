@@ -18,7 +18,7 @@ help:
 	@echo "make build     install the package, editable, into $(VENV)"
 	@echo "make c-tests   the C unit tests, without Python"
 	@echo "make sanitize  the C unit tests under address, undefined-behaviour and thread sanitizers"
-	@echo "make lint      ruff, clang-format and the include check"
+	@echo "make lint      ruff, clang-format, the include check, the README's tables"
 	@echo "make abi-check csrc/py/abi.h against CPython's headers, where they are"
 	@echo "make package   sdist and wheel, tried in an environment of their own"
 	@echo "make clean     remove $(VENV), build/ and compiled files"
@@ -50,6 +50,7 @@ lint: $(VENV)/linters
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES) $(wildcard tests/c/*.[ch])
 	$(PYTHON) tests/check_includes.py
+	$(PYTHON) benchmarks/readme.py --check
 
 # ---- C unit tests: one program per flavour, of the core, the CPU backend and tests/c ----
 

@@ -1,0 +1,87 @@
+"""Copies results into the README: every number on that page comes from a file in results/.
+
+A block begins with `<!-- name ... -->` and ends with `<!-- end -->`; what is between is replaced.
+
+    python benchmarks/readme.py          # --check: fail if the page is not up to date
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("results")
+README = Path(__file__).parents[1] / "README.md"
+COLUMNS = ("method", "layers", "recovered", "nll", "message", "prefilled", "n")
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A Markdown table; the first row is the header."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
+
+
+def hotpotqa(model: str, preset: str) -> str:
+    """The main columns of a table that hotpotqa.py wrote."""
+    text = (RESULTS / f"hotpotqa-{model}-{preset}.md").read_text(encoding="utf-8")
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    places = [rows[0].index(column) for column in COLUMNS]
+    return markdown([[row[place] for place in places] for row in (rows[0], *rows[2:])])
+
+
+def speed() -> str:
+    """What speed.py printed with --json, a row per model and type."""
+    header = ["model", "weights", "prefill, tokens/s", "of limit", "decode, tokens/s", "of limit"]
+    found: dict[tuple[str, str], dict[str, dict]] = {}
+    for line in (RESULTS / "speed.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        found.setdefault((row["model"], row["dtype"]), {})[row["name"]] = row
+    rows = [
+        [model, dtype]
+        + [f"{part[n][key]:{form}}" for n in ("prefill", "decode") for key, form in _SPEED]
+        for (model, dtype), part in found.items()
+    ]
+    return markdown([header, *rows])
+
+
+_SPEED = (("median", ".0f"), ("limit_share", ".0%"))
+
+
+def parity() -> str:
+    """Counts that parity.py wrote, a row per kind of comparison."""
+    results = json.loads((RESULTS / "parity.json").read_text(encoding="utf-8"))
+    models = list(results["models"])
+    groups = list(dict.fromkeys(g for m in models for g in results["models"][m]["groups"]))
+    rows = [["compared", *models]]
+    for group in groups:
+        counts = [results["models"][m]["groups"].get(group) for m in models]
+        rows.append(
+            [group, *("-" if c is None else f"{c['equal']} of {c['of']} equal" for c in counts)]
+        )
+    return markdown(rows)
+
+
+MAKERS = {"hotpotqa": hotpotqa, "speed": speed, "parity": parity}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    check = parser.parse_args().check
+    text = README.read_text(encoding="utf-8")
+
+    def fill(block: re.Match[str]) -> str:
+        name, *arguments = block[1].split()
+        return f"<!-- {block[1]} -->\n{MAKERS[name](*arguments)}\n<!-- end -->"
+
+    filled = re.sub(r"<!-- ((?!end)[^>]*?) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+    if check and filled != text:
+        sys.exit("README.md: differs from benchmarks/results; run benchmarks/readme.py")
+    if not check:
+        README.write_text(filled, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
