@@ -1,7 +1,4 @@
-/* forward.c - the forward pass, once, for every family.
- *
- * A batch is cut into pieces (up to PIECE tokens of one row, counted from the row's start) and
- * pieces are pooled into blocks that run through all layers together:
+/* forward.c - one block of rows through the layers, once, for every family.
  *
  *     h = norm(x)        q, k, v = h Wqkv       k, v -> the session's tail
  *     x += attention(q, given parts, tail) Wo
@@ -9,233 +6,11 @@
  *     logits = norm(x) Whead, for the rows asked for
  *
  * Families differ by the values of the configuration: biases, norms of q and k, norms before the
- * residual, windows, rope. Where a piece starts depends on its own row only, so a row's bits do
- * not depend on the batch. Nothing that grows with the tokens already seen is allocated here.
+ * residual, windows, rope. Nothing that grows with the tokens already seen is allocated here.
  */
-#include "core.h"
+#include "forward.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-enum { PIECE = 512, HEAD_ROWS = 64 /* rows of logits at a time */ };
-
-typedef enum {
-    X,                /* residual stream [n, dim_ld] */
-    H,                /* normalised input, or a block's output before its post-norm [n, dim_ld] */
-    QKV,              /* [n, qkv_ld] */
-    ATTENDED,         /* [n, q_ld] */
-    GATE_UP,          /* [n, 2 * hidden_ld] */
-    GATED,            /* [n, hidden_ld] */
-    KEPT_X,           /* rows that go on, when only some do [n, dim_ld] */
-    KEPT_A,           /* [n, q_ld] */
-    LOGITS,           /* [HEAD_ROWS, vocab_ld] */
-    ANGLES,           /* four tables [n, 2, rotary_dim / 2]: rope kind x shifted or not */
-    IDS = ANGLES + 4, /* int32 [n] */
-    INDEX,            /* int32 [n] rows to keep */
-    MASS,             /* [n, n_heads] */
-    RESULT,           /* [HEAD_ROWS] ids or log-probabilities, then targets */
-    N_BUFFERS
-} buffer_name;
-
-struct kvc_workspace {
-    kvc_model *model;
-    kvc_stream *stream;
-    kvc_counts counts;
-    kvc_buffer *buffers[N_BUFFERS];
-    size_t bytes[N_BUFFERS];
-    void *host; /* scratch for host arrays of one call */
-    size_t host_bytes;
-};
-
-/* Up to PIECE tokens of one row within a block. */
-typedef struct piece {
-    const kvc_row *row;
-    size_t row_index;
-    size_t first, n;         /* tokens of the row */
-    size_t at;               /* first pooled row of the block */
-    size_t own_first;        /* own tokens of the session before this piece */
-    size_t out_first, n_out; /* outputs of the row that fall into it */
-    size_t out_at;           /* first of them among the outputs of the batch */
-} piece;
-
-typedef struct block {
-    kvc_workspace *ws;
-    const kvc_batch *batch;
-    const piece *pieces;
-    size_t n_pieces, n, n_out;
-    bool has_angles[4];
-} block;
-
-/* ---- workspace ---- */
-
-kvc_status kvc_workspace_create(kvc_workspace **ws, kvc_model *model, kvc_interrupt interrupt,
-                                void *context, kvc_error *err) {
-    *ws = NULL;
-    if (!model->sealed) return kvc_fail(err, KVC_ERROR_VALUE, "the model is not sealed");
-    kvc_workspace *w = NULL;
-    TRY(kvc_host_alloc(&w, 1, sizeof *w, "a workspace", err));
-    kvc_backend *b = model->device->backend;
-    kvc_status status = b->stream_open(b, &w->stream, interrupt, context, err);
-    if (status) {
-        free(w);
-        return status;
-    }
-    w->model = kvc_model_retain(model);
-    *ws = w;
-    return KVC_OK;
-}
-
-void kvc_workspace_free(kvc_workspace *ws) {
-    if (!ws) return;
-    kvc_backend *b = ws->model->device->backend;
-    for (int i = 0; i < N_BUFFERS; i++) b->free(b, ws->buffers[i], ws->bytes[i]);
-    b->stream_close(ws->stream);
-    free(ws->host);
-    kvc_model_free(ws->model);
-    free(ws);
-}
-
-kvc_counts kvc_workspace_counts(const kvc_workspace *ws) {
-    return ws->counts;
-}
-
-static kvc_status need(kvc_workspace *ws, buffer_name name, size_t rows, size_t row_bytes,
-                       kvc_error *err) {
-    kvc_backend *b = ws->model->device->backend;
-    size_t bytes;
-    if (!kvc_mul(&bytes, rows, row_bytes)) {
-        return kvc_fail(err, KVC_ERROR_MEMORY, "%zu rows of %zu bytes overflow", rows, row_bytes);
-    }
-    if (bytes <= ws->bytes[name]) return KVC_OK;
-    b->free(b, ws->buffers[name], ws->bytes[name]);
-    ws->buffers[name] = NULL;
-    ws->bytes[name] = 0;
-    TRY(b->alloc(b, &ws->buffers[name], bytes, err));
-    ws->bytes[name] = bytes;
-    return KVC_OK;
-}
-
-static kvc_mem buf(const kvc_workspace *ws, buffer_name name) {
-    return (kvc_mem){ws->buffers[name], 0};
-}
-
-static kvc_status need_all(block *b, kvc_error *err) {
-    const kvc_shape *s = &b->ws->model->shape;
-    const struct {
-        buffer_name name;
-        size_t row_bytes;
-    } table[] = {{X, 4 * s->dim_ld},
-                 {H, 4 * s->dim_ld},
-                 {QKV, 4 * s->qkv_ld},
-                 {ATTENDED, 4 * s->q_ld},
-                 {GATE_UP, 8 * s->hidden_ld},
-                 {GATED, 4 * s->hidden_ld},
-                 {KEPT_X, 4 * s->dim_ld},
-                 {KEPT_A, 4 * s->q_ld},
-                 {IDS, sizeof(int32_t)},
-                 {INDEX, sizeof(int32_t)},
-                 {MASS, 4 * (size_t)b->ws->model->config.n_heads}};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        TRY(need(b->ws, table[i].name, b->n, table[i].row_bytes, err));
-    }
-    if (b->batch->output > KVC_OUT_HIDDEN) {
-        TRY(need(b->ws, LOGITS, HEAD_ROWS, 4 * s->vocab_ld, err));
-        TRY(need(b->ws, RESULT, 2 * HEAD_ROWS, 4, err));
-    }
-    return KVC_OK;
-}
-
-/* Host arrays of one call; contents do not survive the next request. */
-static kvc_status host_array(kvc_workspace *ws, size_t n, size_t size, void *out, kvc_error *err) {
-    size_t bytes;
-    if (!kvc_mul(&bytes, n ? n : 1, size)) return kvc_fail(err, KVC_ERROR_MEMORY, "size overflow");
-    if (bytes > ws->host_bytes) {
-        free(ws->host);
-        ws->host_bytes = 0;
-        TRY(kvc_host_alloc(&ws->host, bytes, 1, "a workspace", err));
-        ws->host_bytes = bytes;
-    }
-    memcpy(out, &ws->host, sizeof ws->host);
-    return KVC_OK;
-}
-
-/* ---- checking a batch ---- */
-
-static kvc_status check_ids(const int32_t *ids, size_t n, size_t row, const char *what, int vocab,
-                            kvc_error *err) {
-    for (size_t i = 0; i < n; i++) {
-        if (ids[i] >= 0 && ids[i] < vocab) continue;
-        return kvc_fail(err, KVC_ERROR_VALUE, "row %zu, %s %zu: id %d is not in 0 .. %d", row, what,
-                        i, ids[i], vocab - 1);
-    }
-    return KVC_OK;
-}
-
-static kvc_status check_row(const kvc_batch *batch, size_t i, const kvc_model *m, kvc_error *err) {
-    const kvc_row *row = &batch->rows[i];
-    if (!row->session || row->session->model != m) {
-        return kvc_fail(err, KVC_ERROR_MISMATCH, "row %zu: the session is of another model", i);
-    }
-    if (row->n == 0) return kvc_fail(err, KVC_ERROR_VALUE, "row %zu: no tokens", i);
-    if (!row->tokens == !row->hidden) {
-        return kvc_fail(err, KVC_ERROR_VALUE, "row %zu: tokens or hidden states, one of them", i);
-    }
-    if (row->tokens && batch->layer_begin > 0) {
-        return kvc_fail(err, KVC_ERROR_VALUE, "row %zu: layer %d is entered by hidden states", i,
-                        batch->layer_begin);
-    }
-    if (row->tokens) TRY(check_ids(row->tokens, row->n, i, "token", m->config.vocab_size, err));
-    for (int l = 0; row->slack && l < m->config.n_layers; l++) {
-        if (row->slack[l] >= 0) continue;
-        return kvc_fail(err, KVC_ERROR_VALUE, "row %zu: slack %d in layer %d", i, row->slack[l], l);
-    }
-    for (int l = batch->layer_begin; l < batch->layer_end; l++) {
-        size_t len = row->session->tracks[l].own_len;
-        if (len == row->session->tracks[batch->layer_begin].own_len) continue;
-        return kvc_fail(err, KVC_ERROR_VALUE,
-                        "row %zu: layer %d holds %zu own tokens, layer %d %zu", i, l, len,
-                        batch->layer_begin, row->session->tracks[batch->layer_begin].own_len);
-    }
-    if (batch->output == KVC_OUT_NONE) return KVC_OK;
-    for (size_t o = 0; o < row->n_outputs; o++) {
-        int32_t at = row->outputs[o];
-        if (at < 0 || (size_t)at >= row->n || (o && at <= row->outputs[o - 1])) {
-            return kvc_fail(err, KVC_ERROR_VALUE,
-                            "row %zu: output %d must be in 0 .. %zu and ascend", i, at, row->n - 1);
-        }
-    }
-    if (batch->output != KVC_OUT_LOGPROB) return KVC_OK;
-    if (!row->targets && row->n_outputs) {
-        return kvc_fail(err, KVC_ERROR_VALUE, "row %zu: no targets", i);
-    }
-    return check_ids(row->targets, row->n_outputs, i, "target", m->config.vocab_size, err);
-}
-
-static kvc_status check_batch(const kvc_batch *batch, const kvc_model *m, kvc_error *err) {
-    if (batch->layer_begin < 0 || batch->layer_end > m->config.n_layers ||
-        batch->layer_begin >= batch->layer_end) {
-        return kvc_fail(err, KVC_ERROR_VALUE, "layers %d .. %d are not within 0 .. %d",
-                        batch->layer_begin, batch->layer_end, m->config.n_layers);
-    }
-    if (batch->output > KVC_OUT_HIDDEN && batch->layer_end != m->config.n_layers) {
-        return kvc_fail(err, KVC_ERROR_VALUE,
-                        "logits need the last layer, but layers end at %d of %d", batch->layer_end,
-                        m->config.n_layers);
-    }
-    kvc_status status = KVC_OK;
-    size_t i = 0;
-    for (; i < batch->n_rows; i++) {
-        if ((status = check_row(batch, i, m, err))) break;
-        if (batch->rows[i].session->in_batch) {
-            status =
-                kvc_fail(err, KVC_ERROR_VALUE, "row %zu: the session stands in the batch twice", i);
-            break;
-        }
-        batch->rows[i].session->in_batch = true;
-    }
-    while (i--) batch->rows[i].session->in_batch = false;
-    return status;
-}
 
 /* ---- entering: embeddings and angles ---- */
 
@@ -270,10 +45,10 @@ static kvc_status angles(block *b, int which, bool shifted, kvc_mem *out, kvc_er
     int slot = which * 2 + shifted;
     *out = buf(ws, (buffer_name)(ANGLES + slot));
     if (b->has_angles[slot]) return KVC_OK;
-    TRY(need(ws, (buffer_name)(ANGLES + slot), b->n, 8 * n_pairs, err));
+    TRY(kvc_workspace_need(ws, (buffer_name)(ANGLES + slot), b->n, 8 * n_pairs, err));
     *out = buf(ws, (buffer_name)(ANGLES + slot));
     float *table = NULL;
-    TRY(host_array(ws, b->n, 8 * n_pairs, &table, err));
+    TRY(kvc_workspace_host(ws, b->n, 8 * n_pairs, &table, err));
     double factor = rope->kind == KVC_ROPE_YARN ? rope->attention_factor : 1.0;
     for (size_t i = 0; i < b->n_pieces; i++) {
         const piece *p = &b->pieces[i];
@@ -345,7 +120,7 @@ static kvc_status append(block *b, int layer, kvc_error *err) {
         most += b->pieces[i].row->session->tracks[layer].n_blocks;
     }
     kvc_append *items = NULL;
-    TRY(host_array(ws, most, sizeof *items, &items, err));
+    TRY(kvc_workspace_host(ws, most, sizeof *items, &items, err));
     for (size_t i = 0; i < b->n_pieces; i++) {
         const piece *p = &b->pieces[i];
         for (size_t done = 0; done < p->n;) {
@@ -420,7 +195,7 @@ static kvc_status collect_mass(block *b, int layer, kvc_error *err) {
     size_t n_heads = (size_t)ws->model->config.n_heads;
     size_t n_layers = (size_t)ws->model->config.n_layers;
     float *mass = NULL;
-    TRY(host_array(ws, b->n, 4 * n_heads, &mass, err));
+    TRY(kvc_workspace_host(ws, b->n, 4 * n_heads, &mass, err));
     TRY(ws->model->device->backend->download(ws->stream, mass, buf(ws, MASS), 4 * b->n * n_heads,
                                              err));
     for (size_t i = 0; i < b->n_pieces; i++) {
@@ -448,7 +223,7 @@ static kvc_status attend(block *b, int layer, bool want_output, kvc_error *err) 
     }
     char *host = NULL;
     size_t item_bytes = b->n_pieces * sizeof(kvc_attention_item);
-    TRY(host_array(ws, item_bytes + n_spans * sizeof(kvc_span), 1, &host, err));
+    TRY(kvc_workspace_host(ws, item_bytes + n_spans * sizeof(kvc_span), 1, &host, err));
     kvc_attention_item *items = (kvc_attention_item *)(void *)host;
     kvc_span *spans = (kvc_span *)(void *)(host + item_bytes);
     kvc_attention a = {.q = buf(ws, QKV),
@@ -532,7 +307,7 @@ static kvc_status keep_outputs(block *b, kvc_error *err) {
     const kvc_shape *s = &ws->model->shape;
     int32_t *index = NULL;
     size_t n = 0;
-    TRY(host_array(ws, b->n_out, sizeof *index, &index, err));
+    TRY(kvc_workspace_host(ws, b->n_out, sizeof *index, &index, err));
     for (size_t i = 0; i < b->n_pieces; i++) {
         const piece *p = &b->pieces[i];
         for (size_t o = 0; o < p->n_out; o++) {
@@ -651,10 +426,34 @@ static kvc_status leave(block *b, kvc_error *err) {
     }
     return KVC_OK;
 }
+/* ---- a block ---- */
 
-/* ---- a batch ---- */
-
-static kvc_status run_block(block *b, kvc_error *err) {
+static kvc_status need_all(block *b, kvc_error *err) {
+    const kvc_shape *s = &b->ws->model->shape;
+    const struct {
+        buffer_name name;
+        size_t row_bytes;
+    } table[] = {{X, 4 * s->dim_ld},
+                 {H, 4 * s->dim_ld},
+                 {QKV, 4 * s->qkv_ld},
+                 {ATTENDED, 4 * s->q_ld},
+                 {GATE_UP, 8 * s->hidden_ld},
+                 {GATED, 4 * s->hidden_ld},
+                 {KEPT_X, 4 * s->dim_ld},
+                 {KEPT_A, 4 * s->q_ld},
+                 {IDS, sizeof(int32_t)},
+                 {INDEX, sizeof(int32_t)},
+                 {MASS, 4 * (size_t)b->ws->model->config.n_heads}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        TRY(kvc_workspace_need(b->ws, table[i].name, b->n, table[i].row_bytes, err));
+    }
+    if (b->batch->output > KVC_OUT_HIDDEN) {
+        TRY(kvc_workspace_need(b->ws, LOGITS, HEAD_ROWS, 4 * s->vocab_ld, err));
+        TRY(kvc_workspace_need(b->ws, RESULT, 2 * HEAD_ROWS, 4, err));
+    }
+    return KVC_OK;
+}
+kvc_status kvc_block_run(block *b, kvc_error *err) {
     TRY(need_all(b, err));
     TRY(enter(b, err));
     if (b->batch->layer_begin == 0) b->ws->counts.tokens += b->n;
@@ -667,89 +466,4 @@ static kvc_status run_block(block *b, kvc_error *err) {
         if (status) return kvc_fail(err, status, "%s", cause.message);
     }
     return leave(b, err);
-}
-
-/* Rows whose queries see later ones cannot be cut. */
-static size_t piece_size(const kvc_batch *batch, const kvc_row *row) {
-    return row->slack || (batch->mass && batch->mass->published) ? row->n : PIECE;
-}
-
-/* Cuts row i from token `first` on; the outputs before out_first are done. */
-static piece cut_piece(const kvc_batch *batch, size_t i, size_t first, size_t out_first,
-                       size_t out_at) {
-    const kvc_row *row = &batch->rows[i];
-    size_t n = piece_size(batch, row);
-    if (n > row->n - first) n = row->n - first;
-    piece p = {.row = row,
-               .row_index = i,
-               .first = first,
-               .n = n,
-               .own_first = row->session->tracks[batch->layer_begin].own_len,
-               .out_first = out_first,
-               .out_at = out_at + out_first};
-    if (batch->output == KVC_OUT_NONE) return p;
-    while (out_first + p.n_out < row->n_outputs &&
-           (size_t)row->outputs[out_first + p.n_out] < first + n) {
-        p.n_out++;
-    }
-    return p;
-}
-
-static kvc_status run_pieces(kvc_workspace *ws, const kvc_batch *batch, piece *pieces,
-                             kvc_error *err) {
-    block b = {.ws = ws, .batch = batch, .pieces = pieces};
-    size_t out_at = 0;
-    for (size_t i = 0; i < batch->n_rows; i++) {
-        size_t first = 0, out_first = 0;
-        while (first < batch->rows[i].n) {
-            piece p = cut_piece(batch, i, first, out_first, out_at);
-            if (b.n_pieces && b.n + p.n > PIECE) {
-                TRY(run_block(&b, err));
-                b = (block){.ws = ws, .batch = batch, .pieces = pieces};
-                p = cut_piece(batch, i, first, out_first, out_at); /* the tail may have grown */
-            }
-            p.at = b.n;
-            pieces[b.n_pieces++] = p;
-            b.n += p.n;
-            b.n_out += p.n_out;
-            first += p.n;
-            out_first += p.n_out;
-        }
-        if (batch->output != KVC_OUT_NONE) out_at += batch->rows[i].n_outputs;
-    }
-    return b.n_pieces ? run_block(&b, err) : KVC_OK;
-}
-
-kvc_status kvc_forward(kvc_workspace *ws, const kvc_batch *batch, kvc_error *err) {
-    const kvc_model *m = ws->model;
-    TRY(check_batch(batch, m, err));
-    for (size_t i = 0; i < batch->n_rows; i++) {
-        TRY(kvc_session_make_room(batch->rows[i].session, batch->layer_begin, batch->layer_end,
-                                  batch->rows[i].n, err));
-    }
-    size_t n_layers = (size_t)m->config.n_layers, *lengths = NULL;
-    piece *pieces = NULL;
-    kvc_status status = kvc_host_alloc(&pieces, batch->n_rows, sizeof *pieces, "a batch", err);
-    if (status) goto done;
-    status = kvc_host_alloc(&lengths, batch->n_rows, n_layers * sizeof *lengths, "a batch", err);
-    if (status) goto done;
-    for (size_t i = 0; i < batch->n_rows; i++) {
-        for (size_t l = 0; l < n_layers; l++) {
-            lengths[i * n_layers + l] = batch->rows[i].session->tracks[l].own_len;
-        }
-    }
-    if (batch->mass) {
-        memset(batch->mass->mass, 0,
-               batch->n_rows * n_layers * (size_t)m->config.n_heads * sizeof(double));
-    }
-    status = run_pieces(ws, batch, pieces, err);
-    for (size_t i = 0; status && i < batch->n_rows; i++) {
-        for (size_t l = 0; l < n_layers; l++) {
-            kvc_track_truncate(&batch->rows[i].session->tracks[l], lengths[i * n_layers + l]);
-        }
-    }
-done:
-    free(pieces);
-    free(lengths);
-    return status;
 }
