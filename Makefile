@@ -34,8 +34,8 @@ $(VENV)/built: $(VENV)/made pyproject.toml setup.py $(SOURCES)
 	$(BIN)/python -m pip install --quiet --use-pep517 --editable '.[test]'
 	@touch $@
 
-$(VENV)/linters: $(VENV)/made pyproject.toml
-	$(BIN)/python -m pip install --quiet ruff clang-format
+$(VENV)/linters: $(VENV)/made Makefile
+	$(BIN)/python -m pip install --quiet 'ruff>=0.6' 'clang-format>=18'
 	@touch $@
 
 build: $(VENV)/built
@@ -54,7 +54,7 @@ lint: $(VENV)/linters
 
 # ---- C unit tests: one program per flavour, of the core, the CPU backend and tests/c ----
 
-C_FLAGS := -std=c11 -g -Wall -Wextra -Werror -Icsrc/include -pthread
+C_FLAGS := -std=c11 -g -ffp-contract=fast -Wall -Wextra -Werror -Icsrc/include -pthread
 WRAP := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=posix_memalign
 
 FLAGS_plain := -O2

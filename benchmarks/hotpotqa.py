@@ -1,12 +1,12 @@
 """HotpotQA: every method on the same records, one model as sender and receiver, both presets.
 
 Runs `kvcomm eval` for each model and preset, calibrated on the first record of another file, and
-writes for each run the table (Markdown) with its command, machine and wall time, and the summary
-(JSON), into --out. A run that was stopped goes on where it was; its wall time is then the sum of
-the parts, kept in the run's folder.
+writes for each run the table with its command, machine and wall time as Markdown into --out. A run
+that was stopped goes on where it was; its wall time is then the sum of the parts, kept in the run's
+folder. A run that is finished is not done again.
 
     python benchmarks/hotpotqa.py --data dev_distractor_100.jsonl \\
-        --calibration train_distractor_100.jsonl --runs /tmp/runs --out benchmarks/results
+        --calibration train_distractor_100.jsonl --runs runs --out benchmarks/results
 """
 
 import argparse
@@ -35,11 +35,24 @@ def command_of(args: argparse.Namespace, model: str, preset: str, out: Path) -> 
     return command + (["--limit", str(args.limit)] if args.limit else [])
 
 
-def wall_seconds(folder: Path, spent: float) -> float:
-    """Adds to what earlier parts of the run took, and returns the sum."""
+def run(command: list[str], folder: Path) -> float:
+    """Runs an evaluation; returns its wall time, to which parts of it that were stopped add theirs.
+
+    A run with records that failed (status 1) still has a table, which counts them.
+    """
     path = folder / "wall_seconds.json"
-    total = spent + (json.loads(path.read_text()) if path.exists() else 0.0)
-    write_json(path, total)
+    before = json.loads(path.read_text()) if path.exists() else 0.0
+    if (folder / "summary.json").exists():
+        return before
+    start, status = time.perf_counter(), None
+    try:
+        status = subprocess.run([sys.executable, "-m", *command]).returncode
+    finally:
+        total = before + time.perf_counter() - start
+        if folder.is_dir():
+            write_json(path, total)
+    if status not in (0, 1):
+        sys.exit(status)
     return total
 
 
@@ -60,9 +73,7 @@ def main() -> None:
             name = f"hotpotqa-{model}-{preset}"
             folder = args.runs / name
             command = command_of(args, model, preset, folder)
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-m", *command], check=True)
-            seconds = wall_seconds(folder, time.perf_counter() - start)
+            seconds = run(command, folder)
             summary = summarise(*read_run(folder))
             # Paths say where the files lie on one machine; their names say which they are.
             shown = [Path(part).name if "/" in part else part for part in command]

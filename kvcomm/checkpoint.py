@@ -108,7 +108,7 @@ def match(weights: Weights, config: Config) -> Plan:
     Raises
     ------
     FormatError
-        Tensors are missing.
+        Tensors are missing, or a weight is there twice, under two of the known prefixes.
     MismatchError
         A tensor has another shape than the configuration says, or the layers hold tensors that
         the configuration has no place for.
@@ -119,7 +119,10 @@ def match(weights: Weights, config: Config) -> Plan:
     _refuse_quantised(weights, where)
     wanted = _wanted(config.core)
     prefix = max(_PREFIXES, key=lambda p: sum(p + name in weights for name, _ in wanted.values()))
-    head = next((name for name in _HEADS if name in weights), None)
+    heads = [name for name in _HEADS if name in weights]
+    if len(heads) > 1:
+        raise FormatError(f"{where}: {heads[0]} and {heads[1]} are the same weight")
+    head = heads[0] if heads else None
     found = {key: prefix + name for key, (name, _) in wanted.items()}
     shapes = {key: shape for key, (_, shape) in wanted.items()}
     missing = [name for name in found.values() if name not in weights]
@@ -141,6 +144,7 @@ def match(weights: Weights, config: Config) -> Plan:
     for key, name in found.items():
         _check_tensor(weights.tensors[name], shapes[key], config.core)
     unused = sorted(set(weights) - set(found.values()))
+    _refuse_duplicates(unused, prefix, {name for name, _ in wanted.values()}, where)
     for name in unused:
         _check_unused(weights.tensors[name], prefix, config)
     items = [Item(weight, layer, weights.tensors[n]) for (weight, layer), n in found.items()]
@@ -180,6 +184,15 @@ def _refuse_quantised(weights: Weights, where: str) -> None:
                 f"{where}: quantised checkpoint not supported: {name} ({tensor.dtype});"
                 f" supported: {', '.join(FLOATS)}"
             )
+
+
+def _refuse_duplicates(unused: list[str], prefix: str, wanted: set[str], where: str) -> None:
+    """Which of two copies of a weight is meant cannot be known: they may differ."""
+    for name in unused:
+        for other in _PREFIXES:
+            plain = name.removeprefix(other)
+            if name == other + plain and plain in wanted:
+                raise FormatError(f"{where}: {prefix}{plain} and {name} are the same weight")
 
 
 def _missing_message(missing: list[str], unknown: set[str], where: str) -> str:

@@ -32,7 +32,8 @@ from kvcomm.tasks import Example, Task
 #: K and V that the prompts of one batch may take; longer records make smaller batches.
 BATCH_BYTES = 1 << 30
 
-#: Fields of a line of the log, in order; a record that failed has "error" besides.
+#: Fields of a line of the log, in order. A record that failed has "error" besides; one whose answer
+#: is reasoning that never ended, of which nothing is scored, has "reasoning_cut_off": true.
 FIELDS = (
     "id", "index", "method", "settings", "prompt_sha256", "answer", "token_ids", "gold", "match",
     "f1", "em", "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens", "seconds",
@@ -107,6 +108,8 @@ def evaluate(
     check_preset(preset)
     if batch_size < 1:
         raise ValueError(f"batch size: expected 1 or more, found {batch_size}")
+    if max_new_tokens is not None and max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens: expected 0 or more, found {max_new_tokens}")
     for model in (sender.model, receiver.model):
         if model.tokenizer is None:
             raise ValueError(f"model {model.name!r} has no tokenizer, which an evaluation needs")
@@ -358,9 +361,10 @@ def _record(example: Example, row: _Row, result: Outcome | Exception, task: Task
     }
     if isinstance(result, Exception):
         return record | {"error": f"{type(result).__name__}: {' '.join(str(result).split())}"}
-    judged = metrics.score(
-        metrics.strip_reasoning(result.answer).text, example.answers, closed=task.closed
-    )
+    stripped = metrics.strip_reasoning(result.answer)
+    judged = metrics.score(stripped.text, example.answers, closed=task.closed)
+    if stripped.cut_off:
+        record["reasoning_cut_off"] = True
     return record | {
         "settings": {**row.settings, "layers": result.layers},
         "prompt_sha256": _digest([ids.tolist() for ids in result.prompts]),

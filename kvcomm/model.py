@@ -297,12 +297,10 @@ def _read_tokenizer(folder: Path, config: Config) -> Tokenizer | None:
     if not any(os.path.lexists(folder / name) for name in ("tokenizer.json", "tokenizer.model")):
         return None
     tokenizer = Tokenizer.load(folder)
-    rows = config.core["vocab_size"]
-    if tokenizer.vocab_size > rows:
-        raise MismatchError(
-            f"{shown(folder)}: the tokenizer has {tokenizer.vocab_size} ids, the model"
-            f" {rows} (vocab_size)"
-        )
+    try:
+        tokenizer.fits(config.core["vocab_size"])
+    except MismatchError as error:
+        raise MismatchError(f"{shown(folder)}: {error}") from None
     return tokenizer
 
 

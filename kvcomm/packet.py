@@ -393,7 +393,13 @@ def whole_layers(layers: Sequence[int], preset: Preset) -> tuple[int, ...]:
 
 
 def write_whole(path: str | bytes | os.PathLike[str], data: bytes) -> None:
-    """Write a file beside its place, flush it to the disk, and move it there in one step."""
+    """Write a file beside its place, flush it to the disk, and move it there in one step.
+
+    Raises
+    ------
+    OSError
+        It cannot be written; the error names `path`, and whatever stood there is intact.
+    """
     target = Path(os.fsdecode(path))
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
@@ -402,9 +408,11 @@ def write_whole(path: str | bytes | os.PathLike[str], data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, target)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
+    finally:
+        with suppress(OSError):  # after a success it is not there any more
+            aside.unlink()
 
 
 def _spell_rope(rope: Mapping[str, Any]) -> str:

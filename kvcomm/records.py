@@ -105,17 +105,6 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-def read_records(folder: Path) -> list[Record]:
-    """The records of a finished or unfinished run; damaged lines are left out.
-
-    Raises
-    ------
-    OSError
-        There is no log.
-    """
-    return parse((folder / RECORDS).read_bytes())[0]
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Make a folder and keep every other process from writing a run there.

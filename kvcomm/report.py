@@ -100,6 +100,11 @@ def notes(summary: Summary) -> list[str]:
             for reason, ids in summary["excluded"].items()
             if ids
         ),
+        *(
+            f"gold answers of articles and marks only ({n}): there an empty answer has EM 1 and F1 0."
+            for n in (summary["blank_golds"],)
+            if n
+        ),
     ]
 
 

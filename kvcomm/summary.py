@@ -38,7 +38,8 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
         `run`, and per method its settings; the layers sent (None when it sends none, or others for
         other records); attempted, done and failed; an interval of each of MEANS and SECONDS, and of
         `recovered`. These are over done records only; None when there are none, `recovered` also
-        without baseline or skyline. "comparisons" has, per method that chooses by attention and
+        without baseline or skyline. "blank_golds" counts records whose accepted answers are all
+        blank once normalised (`metrics.is_blank`). "comparisons" has, per method that chooses by attention and
         random control of the same ratio, how much less nll the method has, record by record.
     """
     seed = run["settings"]["seed"]
@@ -61,7 +62,13 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
         }
         for label, method in ((m["label"], m) for m in run["methods"])
     ]
-    return {**run, "methods": methods, "comparisons": _comparisons(run["methods"], nll, seed)}
+    blank = {r["id"] for r in records if all(map(metrics.is_blank, r["gold"]))}
+    return {
+        **run,
+        "methods": methods,
+        "blank_golds": len(blank),
+        "comparisons": _comparisons(run["methods"], nll, seed),
+    }
 
 
 def variant(settings: Mapping[str, Any]) -> dict[str, Any]:

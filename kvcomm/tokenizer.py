@@ -166,8 +166,7 @@ class Tokenizer:
         """
         if self.vocab_size > model_vocab_size:
             raise MismatchError(
-                f"tokenizer has ids up to {self.vocab_size - 1}, "
-                f"the model only {model_vocab_size} rows"
+                f"the tokenizer has {self.vocab_size} ids, the model {model_vocab_size} (vocab_size)"
             )
 
     @cached_property

@@ -89,6 +89,9 @@ static kvc_status check_batch(const kvc_batch *batch, const kvc_model *m, kvc_er
     while (i--) batch->rows[i].session->in_batch = false;
     return status;
 }
+
+/* ---- cutting ---- */
+
 /* Rows whose queries see later ones cannot be cut. */
 static size_t piece_size(const kvc_batch *batch, const kvc_row *row) {
     return row->slack || (batch->mass && batch->mass->published) ? row->n : PIECE;
@@ -140,36 +143,37 @@ static kvc_status run_pieces(kvc_workspace *ws, const kvc_batch *batch, piece *p
     return b.n_pieces ? kvc_block_run(&b, err) : KVC_OK;
 }
 
-kvc_status kvc_forward(kvc_workspace *ws, const kvc_batch *batch, kvc_error *err) {
-    const kvc_model *m = ws->model;
-    TRY(check_batch(batch, m, err));
+static kvc_status run_rows(kvc_workspace *ws, const kvc_batch *batch, piece *pieces,
+                           kvc_error *err) {
     for (size_t i = 0; i < batch->n_rows; i++) {
         TRY(kvc_session_make_room(batch->rows[i].session, batch->layer_begin, batch->layer_end,
                                   batch->rows[i].n, err));
     }
-    size_t n_layers = (size_t)m->config.n_layers, *lengths = NULL;
+    if (batch->mass) {
+        size_t per_row = (size_t)ws->model->config.n_layers * (size_t)ws->model->config.n_heads;
+        memset(batch->mass->mass, 0, batch->n_rows * per_row * sizeof(double));
+    }
+    return run_pieces(ws, batch, pieces, err);
+}
+
+kvc_status kvc_forward(kvc_workspace *ws, const kvc_batch *batch, kvc_error *err) {
+    TRY(check_batch(batch, ws->model, err));
+    size_t n_layers = (size_t)ws->model->config.n_layers;
+    kvc_mark *marks = NULL;
     piece *pieces = NULL;
     kvc_status status = kvc_host_alloc(&pieces, batch->n_rows, sizeof *pieces, "a batch", err);
     if (status) goto done;
-    status = kvc_host_alloc(&lengths, batch->n_rows, n_layers * sizeof *lengths, "a batch", err);
+    status = kvc_host_alloc(&marks, batch->n_rows, n_layers * sizeof *marks, "a batch", err);
     if (status) goto done;
     for (size_t i = 0; i < batch->n_rows; i++) {
-        for (size_t l = 0; l < n_layers; l++) {
-            lengths[i * n_layers + l] = batch->rows[i].session->tracks[l].own_len;
-        }
+        kvc_session_mark(batch->rows[i].session, marks + i * n_layers);
     }
-    if (batch->mass) {
-        memset(batch->mass->mass, 0,
-               batch->n_rows * n_layers * (size_t)m->config.n_heads * sizeof(double));
-    }
-    status = run_pieces(ws, batch, pieces, err);
+    status = run_rows(ws, batch, pieces, err);
     for (size_t i = 0; status && i < batch->n_rows; i++) {
-        for (size_t l = 0; l < n_layers; l++) {
-            kvc_track_truncate(&batch->rows[i].session->tracks[l], lengths[i * n_layers + l]);
-        }
+        kvc_session_rewind(batch->rows[i].session, marks + i * n_layers);
     }
 done:
     free(pieces);
-    free(lengths);
+    free(marks);
     return status;
 }

@@ -90,6 +90,11 @@ void kvc_rope_inv_freq(double *out, const kvc_rope *rope); /* [rotary_dim / 2] *
 void kvc_rope_angles(float *out, const double *inv_freq, size_t n_pairs, double position,
                      double factor);
 
+/* Bound of positions, offsets and shifts: sums of a few cannot overflow, a double holds each. */
+static inline bool kvc_position_fits(int64_t position) {
+    return position > -((int64_t)1 << 48) && position < (int64_t)1 << 48;
+}
+
 /* ---- KV ---- */
 
 /* A block of K and V of one layer at consecutive positions. Tokens below what a part names never
@@ -162,6 +167,15 @@ kvc_status kvc_session_make_room(kvc_session *s, int begin, int end, size_t n, k
 /* Takes up to n tokens of that room, as much as one block has, and says where they go. */
 kvc_append kvc_session_append(kvc_session *s, int layer, size_t n);
 void kvc_track_truncate(kvc_track *track, size_t n);
+
+/* Where a track stood, to go back there when a call fails: its tokens and its blocks. */
+typedef struct kvc_mark {
+    size_t own_len, n_blocks;
+} kvc_mark;
+
+void kvc_session_mark(const kvc_session *s, kvc_mark *marks);   /* [n_layers] */
+void kvc_session_rewind(kvc_session *s, const kvc_mark *marks); /* only forgets what came since */
+
 static inline int64_t kvc_session_layer_shift(const kvc_session *s, int layer) {
     return s->shifted[layer] ? s->shift : 0;
 }

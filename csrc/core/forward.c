@@ -426,6 +426,7 @@ static kvc_status leave(block *b, kvc_error *err) {
     }
     return KVC_OK;
 }
+
 /* ---- a block ---- */
 
 static kvc_status need_all(block *b, kvc_error *err) {
@@ -453,6 +454,7 @@ static kvc_status need_all(block *b, kvc_error *err) {
     }
     return KVC_OK;
 }
+
 kvc_status kvc_block_run(block *b, kvc_error *err) {
     TRY(need_all(b, err));
     TRY(enter(b, err));

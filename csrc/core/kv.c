@@ -85,7 +85,7 @@ kvc_status kvc_kv_create(kvc_kv **kv, kvc_device *device, int n_layers, int n_kv
                          int head_dim, kvc_dtype dtype, int64_t next_position, kvc_error *err) {
     *kv = NULL;
     if (n_layers < 1 || n_kv_heads < 1 || head_dim < 1 || (unsigned)dtype >= KVC_DTYPE_COUNT ||
-        next_position < 0) {
+        next_position < 0 || !kvc_position_fits(next_position)) {
         return kvc_fail(err, KVC_ERROR_VALUE,
                         "a KV of %d layers, %d KV heads, head_dim %d, dtype %d, next position %lld",
                         n_layers, n_kv_heads, head_dim, dtype, (long long)next_position);
@@ -130,6 +130,10 @@ static kvc_status check_layer(const kvc_kv *kv, int layer, kvc_error *err) {
 kvc_status kvc_kv_add(kvc_kv *kv, int layer, const void *k, const void *v, size_t n,
                       int64_t position, int64_t offset, kvc_error *err) {
     TRY(check_layer(kv, layer, err));
+    if (!kvc_position_fits(position) || !kvc_position_fits(offset)) {
+        return kvc_fail(err, KVC_ERROR_VALUE, "position %lld or offset %lld is out of range",
+                        (long long)position, (long long)offset);
+    }
     if (n == 0) return KVC_OK;
     kvc_backend *b = kv->device->backend;
     kvc_segment *segment = NULL;
@@ -223,10 +227,10 @@ kvc_status kvc_kv_concat(kvc_kv **out, const kvc_kv *const *kvs, size_t n_kvs, b
     int64_t total = 0;
     for (size_t i = 0; i < n_kvs; i++) {
         TRY(check_alike(kvs[0], kvs[i], i, err));
-        if (kvs[i]->next_position > INT64_MAX - total) {
-            return kvc_fail(err, KVC_ERROR_VALUE, "the joined positions overflow");
-        }
         total += kvs[i]->next_position;
+        if (!kvc_position_fits(total)) {
+            return kvc_fail(err, KVC_ERROR_VALUE, "the joined positions are out of range");
+        }
     }
     TRY(create_like(out, kvs[0], total, err));
     int64_t before = 0;

@@ -98,8 +98,8 @@ kvc_status kvc_sample(int32_t *id, kvc_sampler *sampler, const float *logits, si
     double total;
     kept = keep_nucleus(c, kept, sampler->top_p, &total);
     double u = next_uniform(sampler->state) * total;
-    size_t pick = 0;
-    while (pick + 1 < kept && u >= c[pick].p) u -= c[pick++].p;
+    size_t pick = 0; /* the same sums in the same order as in `total`: never past the last p > 0 */
+    for (double below = c[0].p; pick + 1 < kept && u >= below; below += c[pick].p) pick++;
     *id = c[pick].id;
     free(c);
     return KVC_OK;

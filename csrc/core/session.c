@@ -12,14 +12,16 @@
 
 enum { BLOCK_TOKENS = 64 }; /* least room of a new block */
 
-static kvc_status check_fresh(const kvc_session *s, const char *what, kvc_error *err) {
+static bool has_tokens(const kvc_session *s) {
     for (int l = 0; l < s->model->config.n_layers; l++) {
-        if (s->tracks[l].own_len) {
-            return kvc_fail(err, KVC_ERROR_VALUE, "%s: the session has tokens of its own already",
-                            what);
-        }
+        if (s->tracks[l].own_len) return true;
     }
-    return KVC_OK;
+    return false;
+}
+
+static kvc_status check_fresh(const kvc_session *s, const char *what, kvc_error *err) {
+    if (!has_tokens(s)) return KVC_OK;
+    return kvc_fail(err, KVC_ERROR_VALUE, "%s: the session has tokens of its own already", what);
 }
 
 kvc_status kvc_session_create(kvc_session **session, kvc_model *model, kvc_dtype kv_dtype,
@@ -128,6 +130,11 @@ kvc_status kvc_session_give(kvc_session *session, const kvc_kv *kv, const int32_
                             kvc_error *err) {
     TRY(check_fresh(session, "give", err));
     TRY(check_kv(session, kv, layer_map, err));
+    if (kv->next_position + session->shift < 0) {
+        return kvc_fail(err, KVC_ERROR_VALUE,
+                        "a shift of %lld moves the start %lld below position 0",
+                        (long long)session->shift, (long long)kv->next_position);
+    }
     for (int l = 0; l < session->model->config.n_layers; l++) {
         if (!session->tracks[l].given.n) continue;
         return kvc_fail(err, KVC_ERROR_VALUE,
@@ -148,9 +155,10 @@ kvc_status kvc_session_give(kvc_session *session, const kvc_kv *kv, const int32_
 
 kvc_status kvc_session_set_position(kvc_session *session, int64_t position, kvc_error *err) {
     TRY(check_fresh(session, "set_position", err));
-    if (position < 0 || position + session->shift < 0) {
-        return kvc_fail(err, KVC_ERROR_VALUE, "position %lld, with a shift of %lld, is below 0",
-                        (long long)position, (long long)session->shift);
+    if (position < 0 || !kvc_position_fits(position) || position + session->shift < 0) {
+        return kvc_fail(err, KVC_ERROR_VALUE,
+                        "position %lld, with a shift of %lld, is out of range", (long long)position,
+                        (long long)session->shift);
     }
     session->start_position = position;
     return KVC_OK;
@@ -159,7 +167,7 @@ kvc_status kvc_session_set_position(kvc_session *session, int64_t position, kvc_
 kvc_status kvc_session_set_shift(kvc_session *session, int64_t shift, const uint8_t *shifted,
                                  kvc_error *err) {
     TRY(check_fresh(session, "set_shift", err));
-    if (session->start_position + shift < 0) {
+    if (!kvc_position_fits(shift) || session->start_position + shift < 0) {
         return kvc_fail(err, KVC_ERROR_VALUE,
                         "a shift of %lld moves the start %lld below position 0", (long long)shift,
                         (long long)session->start_position);
@@ -227,7 +235,31 @@ kvc_append kvc_session_append(kvc_session *s, int layer, size_t n) {
 }
 
 kvc_status kvc_session_reserve(kvc_session *session, size_t n, kvc_error *err) {
-    return kvc_session_make_room(session, 0, session->model->config.n_layers, n, err);
+    int n_layers = session->model->config.n_layers;
+    kvc_mark *marks = NULL;
+    TRY(kvc_host_alloc(&marks, (size_t)n_layers, sizeof *marks, "a session", err));
+    if (has_tokens(session)) kvc_session_mark(session, marks);
+    else kvc_session_rewind(session, marks); /* nothing to keep: start with a block that fits */
+    kvc_status status = kvc_session_make_room(session, 0, n_layers, n, err);
+    if (status) kvc_session_rewind(session, marks);
+    free(marks);
+    return status;
+}
+
+void kvc_session_mark(const kvc_session *s, kvc_mark *marks) {
+    for (int l = 0; l < s->model->config.n_layers; l++) {
+        marks[l] = (kvc_mark){s->tracks[l].own_len, s->tracks[l].n_blocks};
+    }
+}
+
+void kvc_session_rewind(kvc_session *s, const kvc_mark *marks) {
+    for (int l = 0; l < s->model->config.n_layers; l++) {
+        kvc_track *t = &s->tracks[l];
+        kvc_track_truncate(t, marks[l].own_len);
+        while (t->n_blocks > marks[l].n_blocks) {
+            kvc_segment_release(t->blocks[--t->n_blocks].segment);
+        }
+    }
 }
 
 void kvc_track_truncate(kvc_track *t, size_t n) {
@@ -263,7 +295,9 @@ kvc_status kvc_session_freeze(kvc_session *session, kvc_kv **kv, kvc_error *err)
     }
     for (int l = 0; l < c->n_layers; l++) {
         kvc_track *t = &session->tracks[l];
-        for (size_t i = 0; i < t->n_blocks; i++) t->blocks[i].closed = t->blocks[i].n > 0;
+        for (size_t i = 0; i < t->n_blocks; i++) {
+            if (t->blocks[i].n) t->blocks[i].closed = true; /* a closed one stays closed */
+        }
     }
     return KVC_OK;
 }

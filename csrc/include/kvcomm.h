@@ -67,7 +67,8 @@ const char *kvc_device_name(const kvc_device *device);
 const char *kvc_device_description(const kvc_device *device);
 
 /* Threads of the one pool that all CPU work shares. n = 0: back to the default, which honours
- * KVCOMM_NUM_THREADS, the affinity mask and the cgroup quota. */
+ * KVCOMM_NUM_THREADS (else OMP_NUM_THREADS), the affinity mask and the cgroup quota. Waits for a
+ * running region; not to be called from an interrupt hook. */
 kvc_status kvc_set_num_threads(int n, kvc_error *err);
 int kvc_get_num_threads(void);
 
@@ -233,7 +234,8 @@ void kvc_session_free(kvc_session *session);
  * twice. */
 kvc_status kvc_session_give(kvc_session *session, const kvc_kv *kv, const int32_t *layer_map,
                             kvc_error *err);
-/* Room for n tokens in one block per layer, so that freezing gives one part per layer. */
+/* Before the first token: room for n tokens in one block per layer, so that freezing gives one
+ * part per layer. Later: room for n more. */
 kvc_status kvc_session_reserve(kvc_session *session, size_t n, kvc_error *err);
 /* The position of the next token. Only before the session's first token. */
 kvc_status kvc_session_set_position(kvc_session *session, int64_t position, kvc_error *err);
@@ -264,7 +266,7 @@ void kvc_workspace_free(kvc_workspace *ws);
 
 /* Work done by a workspace so far, counted where it is done. */
 typedef struct kvc_counts {
-    uint64_t tokens;        /* rows that entered the first layer of a call */
+    uint64_t tokens;        /* rows that entered layer 0 */
     double linear_flops;    /* 2 * rows * in * out of every matrix product with weights */
     double attention_flops; /* 4 * head_dim * n_heads * visible (query, key) pairs */
 } kvc_counts;

@@ -42,7 +42,9 @@ static PyObject *set_num_threads(PyObject *module, PyObject *value) {
     int64_t n;
     kvc_error err;
     if (!py_integer(value, "n", 0, INT_MAX, &n)) return NULL;
+    PyThreadState *thread = PyEval_SaveThread(); /* a running region may want the GIL to end */
     kvc_status status = kvc_set_num_threads((int)n, &err);
+    PyEval_RestoreThread(thread);
     return status ? py_raise(PyModule_GetState(module), status, &err) : Py_BuildValue("");
 }
 

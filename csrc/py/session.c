@@ -53,9 +53,8 @@ static PyObject *session_give(PyObject *self, PyObject *args, PyObject *kwargs) 
     py_state *state = py_state_of(self);
     py_kv *kv;
     PyObject *map_object = Py_None;
-    kvc_session *session = idle(self);
-    if (!session || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!|O:give", names, state->kv_type,
-                                                 &kv, &map_object))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|O:give", names, state->kv_type, &kv,
+                                     &map_object))
         return NULL;
     py_ids map = {0};
     if (map_object != Py_None) {
@@ -68,25 +67,28 @@ static PyObject *session_give(PyObject *self, PyObject *args, PyObject *kwargs) 
             return NULL;
         }
     }
+    kvc_session *session = idle(self);
     kvc_error err;
-    kvc_status status = kvc_session_give(session, kv->kv, map.id, &err);
+    kvc_status status = session ? kvc_session_give(session, kv->kv, map.id, &err) : KVC_OK;
     free(map.id);
-    return finish(self, status, &err);
+    return session ? finish(self, status, &err) : NULL;
 }
 
 static PyObject *session_reserve(PyObject *self, PyObject *tokens) {
     int64_t n;
     kvc_error err;
+    if (!py_integer(tokens, "n", 0, INT64_MAX, &n)) return NULL;
     kvc_session *session = idle(self);
-    if (!session || !py_integer(tokens, "n", 0, INT64_MAX, &n)) return NULL;
+    if (!session) return NULL;
     return finish(self, kvc_session_reserve(session, (size_t)n, &err), &err);
 }
 
 static PyObject *session_set_position(PyObject *self, PyObject *value) {
     int64_t position;
     kvc_error err;
+    if (!py_integer(value, "position", 0, INT64_MAX, &position)) return NULL;
     kvc_session *session = idle(self);
-    if (!session || !py_integer(value, "position", 0, INT64_MAX, &position)) return NULL;
+    if (!session) return NULL;
     return finish(self, kvc_session_set_position(session, position, &err), &err);
 }
 
@@ -94,23 +96,23 @@ static PyObject *session_set_shift(PyObject *self, PyObject *args, PyObject *kwa
     static char *names[] = {"shift", "layers", NULL};
     PyObject *shift_object, *layers;
     int64_t shift;
-    kvc_session *session = idle(self);
-    if (!session ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO:set_shift", names, &shift_object, &layers))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:set_shift", names, &shift_object, &layers))
         return NULL;
     if (!py_integer(shift_object, "shift", INT32_MIN, INT32_MAX, &shift)) return NULL;
     uint8_t *shifted = py_layer_mask(layers, n_layers(self), "layers");
     if (!shifted) return NULL;
+    kvc_session *session = idle(self);
     kvc_error err;
-    kvc_status status = kvc_session_set_shift(session, shift, shifted, &err);
+    kvc_status status = session ? kvc_session_set_shift(session, shift, shifted, &err) : KVC_OK;
     free(shifted);
-    return finish(self, status, &err);
+    return session ? finish(self, status, &err) : NULL;
 }
 
 static PyObject *session_truncate(PyObject *self, PyObject *tokens) {
     int64_t n;
+    if (!py_integer(tokens, "n", 0, INT64_MAX, &n)) return NULL;
     kvc_session *session = idle(self);
-    if (!session || !py_integer(tokens, "n", 0, INT64_MAX, &n)) return NULL;
+    if (!session) return NULL;
     kvc_session_truncate(session, (size_t)n);
     return Py_BuildValue("");
 }

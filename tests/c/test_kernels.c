@@ -3,6 +3,7 @@
  */
 #include "../../csrc/backend/cpu/kernels.h"
 #include "../../csrc/backend/dtype.h"
+#include "../../csrc/core/core.h"
 #include "check.h"
 
 #include <math.h>
@@ -131,7 +132,8 @@ static void conversions(void) {
         const float y[4] = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -2, 1e38f};
         CHECK(tables[t]->from_f32[KVC_BF16](back, y, 4));
         CHECK(kvc_f32_of_bf16(back[0]) == 1 && kvc_f32_of_bf16(back[1]) == 1 + 0x1p-6f);
-        CHECK(kvc_f32_of_bf16(back[2]) == -2 && fabsf(kvc_f32_of_bf16(back[3]) - 1e38f) <= 0x1p118f);
+        CHECK(kvc_f32_of_bf16(back[2]) == -2 &&
+              fabsf(kvc_f32_of_bf16(back[3]) - 1e38f) <= 0x1p118f);
         const float large = 70000;
         CHECK(!tables[t]->from_f32[KVC_F16](back, &large, 1)); /* no infinity without a word */
     }
@@ -194,6 +196,20 @@ static void rows(void) {
             k->gated[KVC_GELU_TANH](y, x, up, n);
             for (size_t i = 0; i < n; i++) CHECK(fabs(y[i] - gelu_tanh(x[i]) * up[i]) < 4e-6);
         }
+        static float large[4096], flat[4096], wide[4096];
+        for (size_t i = 0; i < 4096; i++) {
+            large[i] = i == 7 ? 1e4f : 1e-2f;
+            flat[i] = 1;
+        }
+        k->rms_norm(wide, large, flat, 4096, 1e-6f, 0);
+        double outlier = 1 / sqrt((1e8 + 4095 * 1e-4) / 4096 + 1e-6);
+        CHECK(fabs(wide[7] - 1e4 * outlier) < 1e-5 && fabs(wide[0] - 1e-2 * outlier) < 1e-11);
+        for (int size = 0; size < 2; size++) {
+            float level = size ? 300 : 1e-4f;
+            for (size_t i = 0; i < 64; i++) large[i] = level;
+            k->rms_norm(wide, large, flat, 64, 1e-12f, 0);
+            CHECK(fabs(wide[0] - level / sqrt((double)level * level + 1e-12)) < 1e-6);
+        }
         const float zeros[3] = {0, 0, 0}, huge[3] = {-300, 300, 0}, one[3] = {1, 1, 1};
         k->rms_norm(y, zeros, one, 3, 1e-6f, 0);
         CHECK(y[0] == 0 && y[1] == 0 && y[2] == 0);
@@ -206,9 +222,28 @@ static void rows(void) {
     }
 }
 
+/* Phases at far positions: no neighbours fall together at the top frequency. */
+static void angles(void) {
+    const int64_t at[] = {0, 255, 256, 257, 1000, 32767, 32768, 131071};
+    double freq[32];
+    float here[64], next[64];
+    kvc_rope rope = {.kind = KVC_ROPE_DEFAULT, .theta = 5e5, .rotary_dim = 64};
+    kvc_rope_inv_freq(freq, &rope);
+    for (size_t p = 0; p < sizeof at / sizeof *at; p++) {
+        kvc_rope_angles(here, freq, 32, (double)at[p], 1);
+        kvc_rope_angles(next, freq, 32, (double)at[p] + 1, 1);
+        CHECK(here[0] != next[0] && fabs(here[0] - next[0]) > 1e-3);
+        for (int i = 0; i < 32; i++) {
+            double angle = (double)at[p] * pow(5e5, -i / 32.0);
+            CHECK(fabs(here[i] - cos(angle)) < 1e-6 && fabs(here[32 + i] - sin(angle)) < 1e-6);
+        }
+    }
+}
+
 const test kernel_tests[] = {{"products", products},
                              {"transposing", transposing},
                              {"conversions", conversions},
                              {"exponentials", exponentials},
                              {"rows", rows},
+                             {"angles", angles},
                              {NULL, NULL}};

@@ -179,7 +179,9 @@ static void soften(task *t, size_t n, size_t counted_from) {
         float *s = t->scores + r * KEYS;
         float most = kernels->max(s, n);
         if (most < t->most[r]) most = t->most[r];
-        if (most == -INFINITY) { /* nothing visible yet */
+        if (most == -INFINITY) { /* nothing visible yet, unless all of it is NaN */
+            float total = kernels->sum(s, n);
+            if (isnan(total)) t->sum[r] = total;
             memset(s, 0, n * sizeof *s);
             continue;
         }

@@ -43,7 +43,7 @@ INLINE vf splat(float x) {
     return x - (vf){0}; /* x - 0 keeps the sign of zero */
 }
 
-INLINE vf select(vi mask, vf yes, vf no) {
+INLINE vf choose(vi mask, vf yes, vf no) {
     return (vf)((mask & (vi)yes) | (~mask & (vi)no));
 }
 
@@ -271,8 +271,8 @@ BY_DTYPE(bf16, KVC_BF16)
  * exactly 0, above 88 held at e^88. */
 INLINE vf exp_vector(vf x) {
     vf zero = (vf){0};
-    vf held = select(x > 88.0f + zero, 88.0f + zero, x);
-    held = select(held < -87.0f + zero, -87.0f + zero, held);
+    vf held = choose(x > 88.0f + zero, 88.0f + zero, x);
+    held = choose(held < -87.0f + zero, -87.0f + zero, held);
     const float magic = 0x1.8p23f; /* adding it leaves the nearest integer in the low bits */
     vf shifted = held * 1.44269504f + magic;
     vf n = shifted - magic;
@@ -286,8 +286,8 @@ INLINE vf exp_vector(vf x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     vf y = (vf)((vi)p + ((vi)shifted << 23));
-    y = select(x < -87.0f + zero, zero, y);
-    return select(x == x, y, x); /* NaN stays NaN */
+    y = choose(x < -87.0f + zero, zero, y);
+    return choose(x == x, y, x); /* NaN stays NaN */
 }
 
 INLINE float sum_lanes(vf v) {
@@ -304,7 +304,7 @@ static float row_max(const float *x, size_t n) {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         vf v = load(x + i);
-        best = select(v > best, v, best);
+        best = choose(v > best, v, best);
     }
     float lanes[LANES], most = -INFINITY;
     store(lanes, best);

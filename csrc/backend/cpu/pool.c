@@ -31,7 +31,6 @@ static struct {
     pthread_t threads[MAX_THREADS];
     int n_wanted;  /* threads of a region, the caller's included; 0: not yet known */
     int n_started; /* workers running */
-    bool at_fork_set;
     atomic_bool busy;
     atomic_bool quit;
     atomic_int n_sleeping;
@@ -78,6 +77,7 @@ static int quota_processors(void) {
 
 static int default_threads(void) {
     const char *text = getenv("KVCOMM_NUM_THREADS");
+    if (!text) text = getenv("OMP_NUM_THREADS");
     long n = text ? strtol(text, NULL, 10) : 0;
     if (n < 1) {
         n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -138,7 +138,8 @@ static void *worker_main(void *argument) {
     uint64_t seen = 0;
     while (!atomic_load(&pool.quit)) {
         wait_for_region(seen);
-        seen = atomic_load(&pool.ticket) >> 32;
+        uint64_t ticket = atomic_load(&pool.ticket);
+        if ((uint32_t)ticket != CLOSED) seen = ticket >> 32;
         run_chunks(worker, NULL);
     }
     return NULL;
@@ -161,12 +162,14 @@ static void after_fork_in_child(void) {
     atomic_store(&pool.ticket, (uint64_t)CLOSED);
 }
 
+/* Before anything else: a fork may come while another thread holds the lock for the first time. */
+__attribute__((constructor)) static void set_at_fork(void) {
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
 /* Called with the pool busy. Starts what is missing; fewer workers than wanted is no error. */
 static void start_workers(void) {
     pthread_mutex_lock(&pool.lock);
-    if (!pool.at_fork_set) {
-        pool.at_fork_set = pthread_atfork(NULL, NULL, after_fork_in_child) == 0;
-    }
     while (pool.n_started + 1 < pool.n_wanted) {
         intptr_t worker = pool.n_started + 1;
         if (pthread_create(&pool.threads[pool.n_started], NULL, worker_main, (void *)worker)) {
@@ -244,7 +247,7 @@ kvc_status cpu_parallel(kvc_stream *s, cpu_work work, void *context, size_t n_ch
         atomic_compare_exchange_strong(&pool.busy, &idle, true)) {
         start_workers();
         run_region(s, work, context, n_chunks);
-        stopped = atomic_load(&pool.stop);
+        stopped = atomic_load(&pool.stop) || (s->interrupt && s->interrupt(s->interrupt_context));
         atomic_store(&pool.busy, false);
     } else {
         for (size_t chunk = 0; chunk < n_chunks && !stopped; chunk++) {
