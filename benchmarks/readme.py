@@ -13,7 +13,6 @@ from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
 README = Path(__file__).parents[1] / "README.md"
-COLUMNS = ("method", "layers", "recovered", "nll", "message", "prefilled", "n")
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -22,13 +21,21 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
 
-def hotpotqa(model: str, preset: str) -> str:
-    """The main columns of a table that hotpotqa.py wrote."""
-    text = (RESULTS / f"hotpotqa-{model}-{preset}.md").read_text(encoding="utf-8")
-    table = [line for line in text.splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    places = [rows[0].index(column) for column in COLUMNS]
-    return markdown([[row[place] for place in places] for row in (rows[0], *rows[2:])])
+def table(path: Path) -> list[dict[str, str]]:
+    """The Markdown table of a file, a dict per row."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [[c.strip() for c in ln.strip("|").split("|")] for ln in lines if ln.startswith("|")]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+
+
+def hotpotqa() -> str:
+    """What every method recovered, a column for each run of hotpotqa.py."""
+    runs = {path.stem: table(path) for path in sorted(RESULTS.glob("hotpotqa-*.md"), reverse=True)}
+    names = [name.removeprefix("hotpotqa-").rpartition("-") for name in runs]
+    rows = [["recovered", *(f"{model}, `{preset}`" for model, _, preset in names)]]
+    for lines in zip(*runs.values(), strict=True):
+        rows.append([lines[0]["method"], *(line["recovered"] for line in lines)])
+    return markdown(rows)
 
 
 def speed() -> str:
