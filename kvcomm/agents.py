@@ -548,6 +548,10 @@ def _published_slack(held: Sequence[int], n_query: int, shift_back: bool) -> lis
     return None if shift_back or not any(slack) else slack
 
 
+#: What every method of a receiver takes besides its own arguments.
+_OPTIONS = ("message", "preset", "shift_back", "layer_map", "positions")
+
+
 class _Call:
     """The questions of one call, each in a session of its own behind its packets."""
 
@@ -555,6 +559,9 @@ class _Call:
         self, receiver: Receiver, question: Any, packet: Any, options: dict[str, Any]
     ) -> None:
         started = time.perf_counter()
+        for name in options:
+            if name not in _OPTIONS:
+                raise TypeError(f"unknown option {name!r}: expected one of {', '.join(_OPTIONS)}")
         options = dict(options)
         message = options.pop("message", prompts.receiver_message)
         preset = options.pop("preset", None)

@@ -276,12 +276,16 @@ def _title(summary: dict[str, Any]) -> str:
 
 def _report(arguments: argparse.Namespace) -> int:
     from kvcomm import report as reports
+    from kvcomm.errors import FormatError
     from kvcomm.records import dumps, write_json
     from kvcomm.runs import SUMMARY, read_run
     from kvcomm.summary import summarise
 
     folder = Path(arguments.folder)
-    summary = json.loads(dumps(summarise(*read_run(folder))))
+    run, records = read_run(folder)
+    if not records:
+        raise FormatError(f"{folder}: the run has no records yet")
+    summary = json.loads(dumps(summarise(run, records)))
     write_json(folder / SUMMARY, summary)
     return _show(summary, arguments, reports.write_report(summary, folder, _title(summary)))
 

@@ -166,9 +166,13 @@ class Decoding:
         max_position: int,
         sampling: Sampling,
     ) -> None:
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int | np.integer):
+            raise TypeError(f"max_new_tokens: expected an integer, found {max_new_tokens!r}")
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens: {max_new_tokens} is negative")
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(string, str) for string in strings):
+            raise TypeError(f"stop: expected strings, found {stop!r}")
         if "" in strings:
             raise ValueError("stop: an empty string would stop everything")
         if strings and tokenizer is None:

@@ -45,6 +45,18 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, found {text!r}")
+    return int(text)
+
+
+def _path(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("expected a path, found nothing")
+    return text
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -128,7 +140,7 @@ def _add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
     group.add_argument(
         "--scores", metavar="FILE", help="layer scores that `kvcomm calibrate` wrote"
     )
-    group.add_argument("--seed", type=int, default=42, metavar="S", help="seed (default 42)")
+    group.add_argument("--seed", type=_seed, default=42, metavar="S", help="seed (default 42)")
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +182,9 @@ def parser(
 
     demo = command("demo", "answer the shipped questions with every method, and report")
     demo.add_argument("--model", default="smollm2-135m", metavar="M", help="default smollm2-135m")
-    demo.add_argument("--out", default="kvcomm-demo", metavar="DIR", help="default ./kvcomm-demo")
+    demo.add_argument(
+        "--out", type=_path, default="kvcomm-demo", metavar="DIR", help="default ./kvcomm-demo"
+    )
     demo.add_argument("--limit", type=int, metavar="N", help="score the first N questions only")
     _add_threads(demo)
     _add_json(demo)
@@ -211,7 +225,7 @@ def parser(
         help="of a prompt; longer ones lose their middle (default 64000, or the model's)",
     )  # fmt: skip
     evaluate.add_argument(
-        "--out", required=True, metavar="DIR",
+        "--out", type=_path, required=True, metavar="DIR",
         help="the run's folder; the same command again goes on where it stopped",
     )  # fmt: skip
     _add_json(evaluate)
@@ -224,7 +238,9 @@ def parser(
     )
     calibrate.add_argument("--preset", default="paper", choices=("paper", "reference"))
     calibrate.add_argument("--alpha", type=float, default=1.0, metavar="A", help="default 1")
-    calibrate.add_argument("--out", required=True, metavar="FILE", help="where the scores go")
+    calibrate.add_argument(
+        "--out", type=_path, required=True, metavar="FILE", help="where the scores go"
+    )
     _add_json(calibrate)
 
     generate = command("generate", "answer one question from a context")

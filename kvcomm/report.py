@@ -101,7 +101,7 @@ def notes(summary: Summary) -> list[str]:
             if ids
         ),
         *(
-            f"gold answers of articles and marks only ({n}): there an empty answer has EM 1 and F1 0."
+            f"gold answers without a word but articles ({n}): an empty one has EM 1 and F1 0 there."
             for n in (summary["blank_golds"],)
             if n
         ),
@@ -137,6 +137,10 @@ def markdown_table(summary: Summary) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+#: With fewer records than this an interval over them says little.
+FEW = 10
+
+
 def finding(summary: Summary) -> str:
     """One line that says what the run shows, whichever way its numbers fall."""
     methods = {method["label"]: method for method in summary["methods"]}
@@ -164,6 +168,8 @@ def finding(summary: Summary) -> str:
         f"{best['label']}: K and V of {layers} give {share['value']:.0%} of what reading the "
         f"context would give (95% interval {_range(share)}, {share['n']} records)"
     )
+    if share["n"] < FEW:
+        return f"{line}: too few to judge."
     compared = summary["comparisons"]
     if compared:
         better = sum(_above(c["nll_less"]) for c in compared)

@@ -31,7 +31,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     OSError
         There is no run in the folder.
     FormatError
-        run.json is damaged.
+        run.json or the log is damaged.
     """
     run = _read_json(folder / RUN)
     if run.get("calibrated") and (folder / CALIBRATION).exists():
@@ -41,8 +41,22 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
             "n_samples": scores.n_samples,
             "mass": scores.mass.tolist(),
         }
-    log = folder / RECORDS
-    return run, parse(log.read_bytes())[0] if log.exists() else []
+    return run, _read_records(folder / RECORDS)
+
+
+#: Fields of a line of the log that a summary needs.
+_FIELDS = ("id", "method", "settings", "match", "f1", "em", "nll", "message_bytes", "seconds")
+
+
+def _read_records(path: Path) -> list[Record]:
+    records, n_damaged = parse(path.read_bytes()) if path.exists() else ([], 0)
+    if n_damaged:
+        raise FormatError(f"{path}: {n_damaged} damaged lines; the run's command mends them")
+    for number, record in enumerate(records, 1):
+        for name in _FIELDS:
+            if name not in record:
+                raise FormatError(f"{path} record {number}: no field {name!r}")
+    return records
 
 
 def _read_json(path: Path) -> dict[str, Any]:

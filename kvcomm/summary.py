@@ -38,8 +38,8 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
         `run`, and per method its settings; the layers sent (None when it sends none, or others for
         other records); attempted, done and failed; an interval of each of MEANS and SECONDS, and of
         `recovered`. These are over done records only; None when there are none, `recovered` also
-        without baseline or skyline. "blank_golds" counts records whose accepted answers are all
-        blank once normalised (`metrics.is_blank`). "comparisons" has, per method that chooses by attention and
+        without baseline or skyline. "blank_golds" counts the records whose accepted answers are
+        all blank (`metrics.is_blank`). "comparisons" has, per method that chooses by attention and
         random control of the same ratio, how much less nll the method has, record by record.
     """
     seed = run["settings"]["seed"]

@@ -166,7 +166,8 @@ class Tokenizer:
         """
         if self.vocab_size > model_vocab_size:
             raise MismatchError(
-                f"the tokenizer has {self.vocab_size} ids, the model {model_vocab_size} (vocab_size)"
+                f"the tokenizer has {self.vocab_size} ids, "
+                f"the model {model_vocab_size} (vocab_size)"
             )
 
     @cached_property

@@ -235,3 +235,20 @@ def test_harmless_extras_are_listed(tmp_path: Path) -> None:
     }
     plan = plan_of(write_folder(tmp_path, config, weights | extras))
     assert plan.unused == tuple(sorted(extras))
+
+
+@pytest.mark.parametrize(
+    ("copied", "copy"),
+    [
+        ("model.norm.weight", "norm.weight"),
+        ("model.norm.weight", "language_model.model.norm.weight"),
+        ("model.layers.1.mlp.up_proj.weight", "model.language_model.layers.1.mlp.up_proj.weight"),
+        ("lm_head.weight", "language_model.lm_head.weight"),
+    ],
+)
+def test_a_weight_under_two_prefixes_is_refused(tmp_path: Path, copied: str, copy: str) -> None:
+    config, weights = build("llama")
+    weights[copy] = weights[copied] + 1
+    with pytest.raises(FormatError) as caught:
+        plan_of(write_folder(tmp_path, config, weights))
+    assert f"{copied} and {copy} are the same weight" in str(caught.value)

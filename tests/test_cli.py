@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -240,6 +241,77 @@ def test_failed_records_give_status_1(run: Any, model: str, data: Path, tmp_path
     assert printed.count("0 (6 failed)") == 2
 
 
+HOLD_TEXT = "The hold is dry. It was built by Ann in the yard of Bo."
+TASK_FILES: dict[str, tuple[dict[str, Any], list[list[str]], str]] = {
+    "qasper": (
+        {
+            "title": "Holds", "abstract": HOLD_TEXT,
+            "full_text": [{"section_name": "Yards", "paragraphs": ["Bo has a yard."]}],
+            "qas": [
+                {
+                    "question_id": "a", "question": "Who built it?",
+                    "answers": [
+                        {"answer": {"extractive_spans": ["Ann", "Bo"]}},
+                        {"answer": {"free_form_answer": "Ann of the yard"}},
+                    ],
+                },
+                {
+                    "question_id": "b", "question": "Is it dry?",
+                    "answers": [{"answer": {"yes_no": True}}, {"answer": {"unanswerable": True}}],
+                },
+            ],
+        },
+        [["Ann, Bo", "Ann of the yard"], ["Yes", "Unanswerable"]],
+        "full",
+    ),
+    "countries": (
+        {"prompt_A": "Ann is at the Louvre.", "prompt_B": "Where is Ann?", "country": "France"},
+        [["France"]],
+        "gold",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task", TASK_FILES)
+def test_eval_of_the_other_tasks(run: Any, model: str, tmp_path: Path, task: str) -> None:
+    stored, golds, context = TASK_FILES[task]
+    path, out = tmp_path / "data.jsonl", tmp_path / "run"
+    path.write_text(json.dumps(stored) + "\n")
+    words = [
+        "eval", "--model", model, "--task", task, "--data", path, "--out", out, "--json",
+        "--methods", "baseline,skyline,kvcomm", "--strategy", "gaussian", "--max-new-tokens", 2,
+    ]  # fmt: skip
+    status, printed, told = run(*words, on_device=True)
+    assert status == 0, told
+    summary = json.loads(printed)
+    assert (summary["settings"]["task"], summary["settings"]["context"]) == (task, context)
+    assert [method["done"] for method in summary["methods"]] == [len(golds)] * 3
+    lines = [json.loads(line) for line in (out / RECORDS).read_text().splitlines()]
+    for label in ("baseline", "skyline", "kvcomm"):
+        assert [line["gold"] for line in lines if line["method"] == label] == golds
+
+
+def test_eval_of_local_files_opens_no_socket(
+    run: Any, model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # EV-172
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert run(*evaluation(model, data, tmp_path / "run"), on_device=True)[0] == 0
+
+
+def test_scores_into_a_folder_that_is_not_there(
+    run: Any, model: str, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "missing" / "scores.json"
+    words = ["calibrate", "--model", model, "--task", "hotpotqa", "--data", data, "--out", out]
+    status, _, told = run(*words, "--samples", 1, on_device=True)
+    assert status == 2
+    assert str(out) in told
+    assert ".scores.json" not in told  # the file that is written first
+
+
 # ---- generate ------------------------------------------------------------------------------
 
 
@@ -273,6 +345,12 @@ ERRORS: dict[str, tuple[Sequence[Any], str]] = {
     "a layer that is not there": (["{eval}", "--layers", "0,99"], "99 is outside 0 .. 3"),
     "layers that are no numbers": (["{eval}", "--layers", "x"], "found 'x'"),
     "a strategy that is not there": (["{eval}", "--strategy", "best"], "found 'best'"),
+    "fewer than no tokens": (
+        ["{eval}", "--max-new-tokens", "-1"],
+        "max_new_tokens: expected 0 or more, found -1",
+    ),
+    "a seed below 0": (["{eval}", "--seed", "-1"], "--seed: expected a number from 0 on"),
+    "no folder": (["{eval}", "--out", ""], "--out: expected a path, found nothing"),
     "no threads": (["{eval}", "--threads", "0"], "--threads: expected 1 or more, found 0"),
     "a device that is not there": (["{eval}", "--device", "tpu"], "tpu"),
     "no report": (["report", "nowhere"], "nowhere"),
@@ -305,6 +383,28 @@ def test_an_error_is_one_line_and_status_2(
     assert told.count("\n") == 1
     assert message in told
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_of_a_damaged_log_is_refused(
+    run: Any, model: str, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert run(*evaluation(model, data, out), on_device=True)[0] == 0
+    log = out / "records.jsonl"
+    good, page = log.read_text(), (out / "report.html").read_bytes()
+    lines = good.splitlines(keepends=True)
+    for text, message in (
+        (lines[0] + "{" + "".join(lines[1:]), "1 damaged lines"),
+        (lines[0] + lines[1].replace('"nll"', '"nxx"') + "".join(lines[2:]), "record 2: no field"),
+        ("", "no records yet"),
+    ):
+        log.write_text(text)
+        status, _, told = run("report", out)
+        assert status == 2
+        assert message in told
+        assert (out / "report.html").read_bytes() == page
+    log.write_text(good)
+    assert run("report", out)[0] == 0
 
 
 def test_a_broken_line_of_data_is_named(run: Any, model: str, tmp_path: Path) -> None:

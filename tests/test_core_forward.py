@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_model import DIM, HEADS, LAYERS, VOCAB, build, logits
+from core_model import DIM, HEADS, LAYERS, VOCAB, build, logits, read
 
 from kvcomm import _core
 from kvcomm.errors import MismatchError
@@ -231,6 +231,28 @@ def test_sessions_are_checked(model: _core.Model, device: str) -> None:
         workspace.forward([session], [np.zeros((2, 5), np.float32)])
     workspace.forward([session], [[1]])  # nothing stayed claimed
     assert session.lengths == [1] * LAYERS
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_asking_for_mass_changes_no_logit(device: str, window: int) -> None:  # LS-108
+    windowed = {"window": window, "windowed": [True, False, True, False]} if window else {}
+    model = build(device, **windowed)
+    message, ids = read(model, [9, 8, 7, 6, 5, 4]), np.arange(12)
+
+    def run(**options: Any) -> tuple[Any, Any]:
+        session = _core.Session(model)
+        session.give(message)
+        return _core.Workspace(model).forward(
+            [session], [ids], output="logits", outputs="all", **options
+        )
+
+    plain, nothing = run()
+    assert nothing is None
+    for kind in ("paper", "published"):
+        out, mass = run(mass=kind)
+        np.testing.assert_array_equal(out, plain, kind)
+        assert mass.shape == (1, LAYERS, HEADS)
+        assert ((mass > 0) & (mass < 1)).all()
 
 
 def test_counts(model: _core.Model) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -34,6 +35,56 @@ def test_bits_do_not_depend_on_threads_or_company(model: _core.Model) -> None:
             sessions = [_core.Session(model) for _ in rows]
             out, _ = _core.Workspace(model).forward(sessions, rows, output="logits")
             np.testing.assert_array_equal(out, alone)
+    finally:
+        _core.set_num_threads(0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "before", "n"),
+    [
+        ("3", "", 3),
+        ("", "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})", 1),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="sets the affinity")
+def test_threads_by_environment_and_affinity(setting: str, before: str, n: int) -> None:  # BL-131
+    code = f"import os; {before}\nfrom kvcomm import _core\nprint(_core.get_num_threads())"
+    environment = {name: v for name, v in os.environ.items() if name != "KVCOMM_NUM_THREADS"}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+    if setting:
+        environment["KVCOMM_NUM_THREADS"] = setting
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, f"{n}\n"), run.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_processes_go_on() -> None:  # BL-130
+    model, ids = build("cpu"), np.arange(64)
+    context = multiprocessing.get_context("fork")
+
+    def work(pipe: Any) -> None:
+        pipe.send_bytes(logits(model, ids).tobytes())
+
+    _core.set_num_threads(3)
+    try:
+        expected = logits(model, ids).tobytes()  # the pool is running now
+        pipes = [context.Pipe(duplex=False) for _ in range(4)]
+        children = [context.Process(target=work, args=(there,)) for _, there in pipes]
+        for child in children:
+            child.start()
+        try:
+            for here, _ in pipes:
+                assert here.poll(30)
+                assert here.recv_bytes() == expected
+            for child in children:
+                child.join(30)
+                assert child.exitcode == 0
+        finally:
+            for child in children:
+                child.kill()
+        assert logits(model, ids).tobytes() == expected
     finally:
         _core.set_num_threads(0)
 

@@ -16,7 +16,7 @@ import pytest
 
 from kvcomm import prompts
 from kvcomm.agents import Receiver, Sender
-from kvcomm.evaluate import evaluate
+from kvcomm.evaluate import _key, _Running, evaluate
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, methods
 from kvcomm.model import Model
 from kvcomm.plan import divide
@@ -47,6 +47,7 @@ class Fake(Method):
     nll: Callable[[int], float] = lambda number: float(number)
     broken: frozenset[int] = frozenset()
     stop_at: int | None = None
+    says: str = "boat"
     seen: list[int] = field(default_factory=list, compare=False)
 
     @property
@@ -62,7 +63,7 @@ class Fake(Method):
                 raise ArithmeticError(f"item {item.number}\nis broken")
             outcomes.append(
                 Outcome(
-                    answer=f"boat {item.number}",
+                    answer=f"{self.says} {item.number}",
                     token_ids=(1, item.number),
                     nll=self.nll(item.number),
                     n_gold_tokens=2,
@@ -281,6 +282,48 @@ def test_values_that_json_lacks_become_null_with_a_note(run: Any, tmp_path: Path
     assert found["match"]["n"] == 3
 
 
+def test_reasoning_that_never_ends_is_noted(run: Any, tmp_path: Path) -> None:  # EV-166
+    run([Fake("ended", says="<think>x</think>boat"), Fake("endless", says="<think>boat")],
+        EXAMPLES[:1])  # fmt: skip
+    ended, endless = lines(tmp_path / "run")
+    assert list(ended) == FIELDS
+    assert ended["match"] == 1.0
+    assert endless.pop("reasoning_cut_off") is True
+    assert list(endless) == FIELDS
+    assert endless["answer"] == "<think>boat 0"  # as it was said
+    assert (endless["match"], endless["f1"], endless["em"]) == (0.0, 0.0, 0.0)
+
+
+def test_blank_golds_are_counted(run: Any) -> None:  # EV-157
+    golds = [("The The", "!!!"), ("A", "boat"), ("boat",), ("a",)]
+    records = [replace(one, answers=gold) for one, gold in zip(EXAMPLES, golds, strict=False)]
+    assert run([Fake("mine"), Fake("yours")], records)["blank_golds"] == 2
+
+
+def test_the_running_score_by_hand() -> None:
+    chosen: dict[str, dict[str, Any]] = {"baseline": {}, "skyline": {}, "kvcomm": {"ratio": 0.5}}
+
+    def line(method: str, name: str, nll: float, match: float, **more: Any) -> dict[str, Any]:
+        settings = {**chosen[method], "layers": [1]}
+        scores = {"nll": nll, "match": match}
+        return {"id": name, "method": method, "settings": settings, **scores, **more}
+
+    labels = {_key(method, settings): method for method, settings in chosen.items()}
+    score = _Running(labels, [line("baseline", "r0", 10.0, 0.0)])
+    assert score.add(line("baseline", "r1", 20.0, 1.0)) == "baseline: match 0.50, nll 15.0"
+    broken = line("kvcomm", "r0", 0.0, 0.0, error="ValueError: broken")
+    assert score.add(broken) == "kvcomm: nothing done"
+    skyline = score.add(line("skyline", "r0", 4.0, 1.0))
+    assert skyline == "skyline: match 1.00, nll 4.0, recovered 1.00"
+    share = score.add(line("kvcomm", "r0", 7.0, 0.0))
+    assert share == "kvcomm: match 0.00, nll 7.0, recovered 0.50"
+    # What skyline has not answered yet counts for the means, and not for the share.
+    share = score.add(line("kvcomm", "r1", 11.0, 1.0))
+    assert share == "kvcomm: match 0.50, nll 9.0, recovered 0.50"
+    score.add(line("skyline", "r1", 8.0, 1.0))
+    assert score.add(broken) == "kvcomm: match 0.50, nll 9.0, recovered 0.67"  # 12 of 18 nats
+
+
 # ---- going on ------------------------------------------------------------------------------
 
 
@@ -425,6 +468,8 @@ def test_bad_settings_show_before_anything_is_written(run: Any, tmp_path: Path) 
         run(methods(("kvcomm",), Options(ratios=("1.5",))), n_calibration=1)
     with pytest.raises(ValueError, match="batch size"):
         run([Fake("mine")], batch_size=0)
+    with pytest.raises(ValueError, match="max_new_tokens: expected 0 or more, found -1"):
+        run([Fake("mine")], max_new_tokens=-1)
     with pytest.raises(ValueError, match="calibration records"):
         run(methods(("kvcomm",), Options()), n_calibration=0)
     with pytest.raises(ValueError, match="layers: 9 is outside"):

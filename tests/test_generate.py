@@ -194,6 +194,11 @@ def test_no_new_tokens(tokenizer):
     assert (result.ids, result.text, result.stop_reason) == ((), "", "length")
     assert result.first_token_seconds is None
     assert sizes == []
+    for odd in (1.5, "3", None, True):
+        with pytest.raises(TypeError, match="max_new_tokens: expected an integer, found"):
+            decode(tokenizer, [A], max_new_tokens=odd)
+    with pytest.raises(TypeError, match=r"stop: expected strings, found \[5\]"):
+        decode(tokenizer, [A], stop=[5])
     with pytest.raises(ValueError, match="max_new_tokens: -1 is negative"):
         decode(tokenizer, [A], max_new_tokens=-1)
 

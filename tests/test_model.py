@@ -115,6 +115,47 @@ def test_logits_at_far_positions(
     np.testing.assert_allclose(out, reference, rtol=0, atol=LOGITS)
 
 
+@pytest.mark.parametrize("n", [7, 8, 9, 16, 17, 100])
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_prompts_around_and_beyond_the_window(
+    tiny: Callable[..., Path], device: str, family: str, n: int
+) -> None:
+    """KV-089: windows of 8, in one call and in chunks of 5; global layers keep every token."""
+    folder = tiny(family)
+    model = Model.load(folder, device=device)
+    ids = np.random.default_rng(n).integers(0, fixtures.VOCAB_SIZE, n)
+    reference = expected(folder, ids)
+    np.testing.assert_allclose(logits(model, ids), reference, rtol=0, atol=LOGITS)
+    session, workspace = Session(model.core), Workspace(model.core)
+    chunks = [
+        workspace.forward([session], [ids[begin : begin + 5]], output="logits", outputs="all")[0]
+        for begin in range(0, n, 5)
+    ]
+    np.testing.assert_allclose(np.concatenate(chunks), reference, rtol=0, atol=LOGITS)
+    windows = oracle.architecture_of(fixtures.config_of(family)).windows
+    for length, window in zip(session.lengths, windows, strict=True):
+        assert length == n if window is None else length >= min(n, window)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(0.0, "f32"), (0.001, "bf16"), (-1.0, "f32")])
+def test_gemma_norms_multiply_by_one_plus_the_weight(
+    tmp_path: Path, device: str, value: float, dtype: str
+) -> None:
+    """NU-120: 1 + 0.001 in bf16 would be 1, so the sum has to be taken in f32."""
+    config, weights = build("gemma3")
+
+    def filled(name: str, norm: float) -> Path:
+        new = {n: np.full_like(w, norm) if w.ndim == 1 else w for n, w in weights.items()}
+        return write_folder(tmp_path / name, config, new, dtype=dtype)
+
+    folder = filled("model", value)
+    assert_equals_oracle(folder, device)
+    apart = np.abs(expected(folder) - expected(filled("zero", 0.0))).max()
+    assert apart > 10 * LOGITS or value == 0.0  # so the comparison can tell
+    if value == -1.0:
+        assert not logits(Model.load(folder, device=device)).any()
+
+
 def test_shards_prefixes_and_alignment(tmp_path: Path, device: str) -> None:
     config, weights = build("llama")
     plain = write_folder(tmp_path / "plain", config, weights)

@@ -266,8 +266,9 @@ def test_saving_replaces_in_one_step(packet, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["packet"]
     packet.save(path)
     assert Packet.load(path).ids == packet.ids
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as caught:
         packet.save(tmp_path / "absent" / "packet")
+    assert caught.value.filename == str(tmp_path / "absent" / "packet")
 
 
 def test_two_writers_leave_one_whole_file(packet, tmp_path):

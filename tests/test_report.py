@@ -30,7 +30,7 @@ METHODS: list[tuple[str, str, dict[str, Any], list[int] | None, int, tuple[float
 
 def made(
     *, nll: dict[str, tuple[float, ...]] | None = None, leave_out: tuple[str, ...] = (),
-    failed: int = 0, name: str = "tiny <b>",
+    failed: int = 0, name: str = "tiny <b>", gold: str = "Ann",
 ) -> dict[str, Any]:  # fmt: skip
     """A summary of a run of three records."""
     chosen = [method for method in METHODS if method[0] not in leave_out]
@@ -55,6 +55,7 @@ def made(
         for number, value in enumerate((nll or {}).get(label, values)):
             record: Record = {
                 "id": f"r{number}", "method": method, "settings": {**settings, "layers": layers},
+                "gold": [gold],
                 "match": float(number == 0), "f1": 0.5, "em": 0.0, "nll": value,
                 "n_gold_tokens": 3, "message_bytes": n_bytes, "receiver_tokens": 66,
                 "cut_tokens": 0,
@@ -101,6 +102,13 @@ def test_failed_records_stand_in_the_table() -> None:
     assert row.split() == ["all", "layers", "-", *["-"] * 8, "0", "(3", "failed)"]
 
 
+def test_blank_golds_are_told() -> None:  # EV-157
+    assert not any("articles" in note for note in report.notes(made()))
+    assert report.notes(made(gold="The !"))[-1] == (
+        "gold answers without a word but articles (3): an empty one has EM 1 and F1 0 there."
+    )
+
+
 def test_units() -> None:
     assert [report.size(n) for n in (0, 999, 1000, 1_384_448, 2e9, None)] == [
         "0 B", "999 B", "1 kB", "1.38 MB", "2 GB", "-",
@@ -110,7 +118,9 @@ def test_units() -> None:
     ]  # fmt: skip
 
 
-def test_the_finding_follows_the_numbers() -> None:
+def test_the_finding_follows_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert report.finding(made()).endswith("3 records): too few to judge.")
+    monkeypatch.setattr(report, "FEW", 3)
     good = report.finding(made())
     assert good.startswith("kvcomm 0.3: K and V of 3 of 10 layers give 50% of what reading")
     assert "clearly better at 1 of 1 ratios, clearly worse at 0" in good

@@ -306,7 +306,7 @@ def test_fits() -> None:
     tokenizer = tiny()
     tokenizer.fits(320)
     tokenizer.fits(300)
-    with pytest.raises(MismatchError, match="ids up to 299, the model only 299 rows"):
+    with pytest.raises(MismatchError, match="tokenizer has 300 ids, the model 299"):
         tokenizer.fits(299)
 
 
