@@ -11,6 +11,7 @@ kvc_status kvc_guard_open(kvc_backend **out, kvc_error *err) {
     kvc_status status = kvc_cpu_open(out, err);
     if (status) return status;
     (*out)->name = "guard";
+    (*out)->description = "for tests: the CPU behind handles that fault when touched";
     ((cpu_context *)(*out)->context)->mask = (uintptr_t)1 << 55;
     return KVC_OK;
 }
