@@ -15,6 +15,7 @@ C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))
 help:
 	@echo "make demo      answer the shipped questions with every method; table and HTML report"
 	@echo "make test      run the tests (DEVICE=cpu, or guard)"
+	@echo "make parity    compare with every recording in ../shared, both models"
 	@echo "make build     install the package, editable, into $(VENV)"
 	@echo "make c-tests   the C unit tests, without Python"
 	@echo "make sanitize  the C unit tests under address, undefined-behaviour and thread sanitizers"
@@ -45,6 +46,10 @@ demo: build
 
 test: build
 	KVCOMM_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -q tests
+
+# Every recording of ../shared/reference, both models: about eight minutes.
+parity: build
+	KVCOMM_TEST_FULL=1 $(BIN)/python -m pytest -q tests/test_parity.py
 
 lint: $(VENV)/linters
 	$(BIN)/ruff check .
@@ -99,5 +104,5 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info kvcomm/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo test lint c-tests sanitize abi-check package clean
+.PHONY: help build demo test parity lint c-tests sanitize abi-check package clean
 .DEFAULT_GOAL := help
