@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import fixtures
+import gguf
 import numpy as np
 import pytest
+from safetensors import safe_open
 
-gguf = pytest.importorskip("gguf")
-
-from safetensors import safe_open  # noqa: E402
-
-from kvcomm import convert  # noqa: E402
-from kvcomm.config import read_config  # noqa: E402
-from kvcomm.errors import FormatError, NumericError, UnsupportedError  # noqa: E402
-from kvcomm.tokenizer import Tokenizer  # noqa: E402
+from kvcomm import convert
+from kvcomm.config import read_config
+from kvcomm.errors import FormatError, NumericError, UnsupportedError
+from kvcomm.tokenizer import Tokenizer
 
 ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
 NAMES = (

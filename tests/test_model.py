@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fixtures
+import gguf
 import numpy as np
 import oracle
 import pytest
@@ -429,7 +430,6 @@ def test_catalogue_name(
 
 def _write_gguf(path: Path, config: dict[str, Any], weights: dict[str, Any]) -> None:
     """The weights as a GGUF file of the llama kind: rotary halves of q and k interleaved."""
-    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

@@ -506,7 +506,8 @@ def test_recorded_choices_of_the_paper_preset(shared: Path, name: str) -> None:
 
 def test_masses_of_a_real_model_are_the_recorded_ones(shared: Path) -> None:
     """SmolLM2, record 0 of HotpotQA, both presets; float32 as recorded, so 1e-4 relative."""
-    catalogue = pytest.importorskip("kvcomm.catalogue", reason="the package is not installed")
+    from kvcomm import catalogue  # only where the model lies; the oracle shares no code
+
     try:
         folder = catalogue.prepared("smollm2-135m")
     except OSError as error:

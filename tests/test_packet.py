@@ -40,7 +40,7 @@ def test_keys_and_values_are_the_oracles(tiny, packet):
 
 
 def test_views_are_read_only_and_share_memory(packet, device):
-    if device != "cpu":
+    if device == "cuda":
         pytest.skip("views without a copy need memory that the host can address")
     keys = packet.keys(2)
     assert keys.shape == (2, 6, 16) and keys.dtype == np.float32
