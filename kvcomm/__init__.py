@@ -15,7 +15,7 @@ loads, tokenizes, evaluates and reports.
 """
 
 from kvcomm._core import __version__, devices, get_num_threads, set_num_threads
-from kvcomm.agents import Answer, Receiver, Score, Sender, published_layer_map
+from kvcomm.agents import Receiver, Sender, published_layer_map
 from kvcomm.errors import (
     DeviceError,
     FormatError,
@@ -27,6 +27,7 @@ from kvcomm.errors import (
 from kvcomm.model import Model
 from kvcomm.packet import Packet
 from kvcomm.selection import LayerScores, calibrate
+from kvcomm.turns import Answer, Score
 
 __all__ = [
     "Answer",

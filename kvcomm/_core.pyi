@@ -140,7 +140,7 @@ class Workspace:
         sessions: Sequence[Session],
         tokens: Sequence[NDArray[np.integer[Any]] | Sequence[int] | NDArray[np.float32]],
         *,
-        output: Literal["none", "hidden", "logits", "argmax", "logprob"] = "none",
+        output: Literal["none", "hidden", "normed", "logits", "argmax", "logprob"] = "none",
         outputs: Literal["last", "all"] | Sequence[Sequence[int]] = "last",
         targets: Sequence[Sequence[int]] | None = None,
         layers: tuple[int, int] | None = None,
@@ -154,10 +154,22 @@ class Workspace:
         vocabulary a ValueError naming row, place and value), or float32 [n, dim] hidden states
         entering layers[0]. With output "none" the last layer computes K and V (and mass) and
         nothing else: this is the sender's early exit. Returns (out, mass): out stacked over rows -
-        hidden float32 [n_out, dim], logits float32 [n_out, vocab_size], argmax int32 [n_out],
+        hidden float32 [n_out, dim] (normed: after the final norm), logits float32 [n_out, vocab_size], argmax int32 [n_out],
         logprob float32 [n_out] of `targets` - or None; mass float64 [n_rows, n_layers, n_heads] or
         None.
         """
+
+    def embed(self, ids: NDArray[np.integer[Any]] | Sequence[int], /) -> NDArray[np.float32]:
+        """What enters layer 0 for ids [n]: [n, dim]."""
+
+    def mix(self, logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+        """The mean of the embedding table weighted with softmax(logits / temperature), as it
+        enters layer 0: logits [n, vocab_size] to [n, dim]. A NumericError when a logit is not
+        finite, a ValueError when the temperature is not a number above 0."""
+
+    def nearest(self, vectors: NDArray[np.float32], /) -> NDArray[np.int32]:
+        """Row of the embedding table nearest to each of vectors [n, dim] by cosine, ties to the
+        lowest id: [n]."""
 
 class Sampler:
     """temperature 0 is greedy; top_k 0 and top_p 1 keep everything. Out of range: ValueError."""

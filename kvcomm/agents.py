@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from kvcomm import prompts
 from kvcomm._core import KV, Session, Workspace
 from kvcomm.errors import MismatchError, UnsupportedError
-from kvcomm.generate import Decoding, Sampling, Slack, log_likelihoods
+from kvcomm.generate import Sampling
 from kvcomm.packet import (
     Origin,
     Packet,
@@ -40,13 +40,12 @@ from kvcomm.packet import (
     layer_set,
     whole_layers,
 )
+from kvcomm.prefilled import Prefilled
 from kvcomm.turns import (
-    Answer,
     Message,
     Packets,
     Question,
-    Score,
-    Stats,
+    Tally,
     Turn,
     answer_ids,
     common_preset,
@@ -86,6 +85,16 @@ class Sender:
         self.model = model
         self.tokenizer = model.tokenizer if tokenizer is None else tokenizer
         self.origin = Origin.of(model)
+        self.tally = Tally()
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Tokens and FLOPs that the core counted in all calls so far; see `Tally`."""
+        return self.tally.counts
+
+    def count(self, workspace: Workspace) -> None:
+        """Add what a workspace that a method made for itself has counted, once it is done."""
+        self.tally.add(workspace.counts)
 
     def read(
         self,
@@ -181,6 +190,7 @@ class Sender:
                     firsts, [ids[:1] for ids in batch], layers=(0, top), output="hidden"
                 )
                 workspace.forward(sessions, [row[None] for row in states], layers=(top, n_layers))
+            self.tally.add(workspace.counts)
         return [session.freeze() for session in sessions]
 
 
@@ -230,6 +240,16 @@ class Receiver:
         self.model = model
         self.any_tokenizer = any_tokenizer
         self.origin = Origin.of(model)
+        self.tally = Tally()
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Tokens and FLOPs that the core counted in all calls so far; see `Tally`."""
+        return self.tally.counts
+
+    def count(self, workspace: Workspace) -> None:
+        """Add what a workspace that a method made for itself has counted, once it is done."""
+        self.tally.add(workspace.counts)
 
     def answer(
         self,
@@ -284,27 +304,12 @@ class Receiver:
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
         call = _Call(self, question, packet, options)
-        decoding = self._decode(call, max_new_tokens, sampling, stop)
+        prefilled = call.prefill()
+        decoding = prefilled.decode(max_new_tokens, sampling, stop)
         for number, piece in decoding:
             if stream is not None:
                 stream(*((piece,) if call.single else (number, piece)))
-        counts = call.workspace.counts
-        answers = []
-        for turn, found in zip(call.turns, decoding.results, strict=True):
-            first, packets = found.first_token_seconds, turn.packets
-            stats = Stats(
-                receiver_tokens=len(turn.ids),
-                context_tokens=sum(p.context_len for p in packets),
-                message_bytes=sum(p.nbytes for p in packets),
-                cut_tokens=sum(p.cut_tokens for p in packets),
-                forwarded_tokens=found.forwarded_tokens,
-                first_token_seconds=None if first is None else call.prepared + first,
-                total_seconds=call.prepared + found.total_seconds,
-                call_tokens=int(counts["tokens"]),
-                call_flops=counts["linear_flops"] + counts["attention_flops"],
-            )
-            answers.append(Answer(found.text, found.ids, found.stop_reason, stats))
-        return call.shaped(answers)
+        return call.shaped(prefilled.answers(decoding))
 
     def stream(
         self,
@@ -324,7 +329,15 @@ class Receiver:
             raise TypeError("question: stream takes one question, found a list")
         sampling = Sampling(temperature, top_k, top_p, seed)
         call = _Call(self, question, packet, options)
-        return (piece for _, piece in self._decode(call, max_new_tokens, sampling, stop))
+        return _streamed(call, max_new_tokens, sampling, stop)
+
+    def prefill(self, question: Any, packet: Any = None, **options: Any) -> Prefilled:
+        """Prefill questions behind their packets, to answer them and to score given answers.
+
+        `answer` and `score` from here cost no second prefill. Parameters and errors as for
+        `answer`; one question is a batch of one.
+        """
+        return _Call(self, question, packet, options).prefill()
 
     def score(self, question: Any, answer: Any, packet: Any = None, **options: Any) -> Any:
         """Likelihood of a given answer, teacher-forced after the question's prompt.
@@ -358,17 +371,7 @@ class Receiver:
         answers = [answer_ids(self.model, gold) for gold in golds]
         for turn, session, ids in zip(call.turns, call.sessions, answers, strict=True):
             self._check_room(session, len(turn.ids) + max(map(len, ids)) - 1)
-        if not call.turns:
-            return []
-        found = log_likelihoods(
-            call.workspace, call.sessions, [t.ids for t in call.turns], answers, slack=call.slack
-        )
-        scores = []
-        for likelihoods, ids in zip(found, answers, strict=True):
-            totals = [float(-row.sum()) for row in likelihoods]
-            best = int(np.argmin(totals))
-            scores.append(Score(totals[best], -likelihoods[best], tuple(ids[best].tolist()), best))
-        return call.shaped(scores)
+        return call.shaped(call.prefill().score(answers))
 
     def logits(
         self, question: Any, packet: Any = None, *, all: bool = False, **options: Any
@@ -388,6 +391,7 @@ class Receiver:
             outputs="all" if all else "last",
             slack=call.slack,
         )
+        self.tally.add(call.workspace.counts)
         if not all:
             return call.shaped(list(out))
         ends = np.cumsum([len(turn.ids) for turn in call.turns])
@@ -422,25 +426,10 @@ class Receiver:
             mass="published" if published else "paper",
             mass_skip=int(published if skip_first is None else skip_first),
         )
+        self.tally.add(call.workspace.counts)
         return call.shaped(list(mass))
 
     # -- how a call is prepared --
-
-    def _decode(
-        self, call: "_Call", max_new_tokens: int, sampling: Sampling, stop: str | Sequence[str]
-    ) -> Decoding:
-        return Decoding(
-            call.workspace,
-            call.sessions,
-            [turn.ids for turn in call.turns],
-            slack=call.slack,
-            tokenizer=self.model.tokenizer,
-            stop_ids=[self._stop_ids(turn, call.preset) for turn in call.turns],
-            stop=stop,
-            max_new_tokens=max_new_tokens,
-            max_position=self.model.max_position,
-            sampling=sampling,
-        )
 
     def _stop_ids(self, turn: Turn, preset: Preset) -> frozenset[int]:
         """EOS ids of the generation config; the published kvcomm knows config.json's only."""
@@ -558,26 +547,53 @@ class _Call:
     def __init__(
         self, receiver: Receiver, question: Any, packet: Any, options: dict[str, Any]
     ) -> None:
-        started = time.perf_counter()
+        self.started = time.perf_counter()
         for name in options:
             if name not in _OPTIONS:
                 raise TypeError(f"unknown option {name!r}: expected one of {', '.join(_OPTIONS)}")
         options = dict(options)
         message = options.pop("message", prompts.receiver_message)
         preset = options.pop("preset", None)
+        self.receiver = receiver
         self.single = is_single(question)
         self.turns = turns_of(receiver.model, question, packet, message)
         self.preset = common_preset(self.turns, preset)
         opened = [receiver._open(turn, self.preset, **options) for turn in self.turns]
         self.sessions = [session for session, _ in opened]
         slack = [row for _, row in opened]
-        self.slack: Slack = slack if any(row is not None for row in slack) else None
+        self.slack = slack if any(row is not None for row in slack) else None
         self.workspace = Workspace(receiver.model.core)
-        self.prepared = time.perf_counter() - started
+
+    def prefill(self) -> Prefilled:
+        """Run the questions."""
+        logits = np.empty((0, self.receiver.model.vocab_size), np.float32)
+        if self.turns:
+            logits, _ = self.workspace.forward(
+                self.sessions,
+                [turn.ids for turn in self.turns],
+                output="logits",
+                slack=self.slack,
+            )
+        return Prefilled(
+            self.receiver,
+            self.workspace,
+            self.sessions,
+            logits,
+            stop_ids=[self.receiver._stop_ids(turn, self.preset) for turn in self.turns],
+            packets=[turn.packets for turn in self.turns],
+            started=self.started,
+        )
 
     def shaped(self, results: list[Any]) -> Any:
         """One result for one question, a list for a list."""
         return results[0] if self.single else results
+
+
+def _streamed(
+    call: _Call, max_new_tokens: int, sampling: Sampling, stop: str | Sequence[str]
+) -> Iterator[str]:
+    prefilled = call.prefill()
+    yield from prefilled.pieces(prefilled.decode(max_new_tokens, sampling, stop))
 
 
 def _session(model: "Model") -> Session:

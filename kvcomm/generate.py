@@ -19,7 +19,6 @@ from kvcomm.errors import NumericError
 if TYPE_CHECKING:
     from kvcomm.tokenizer import Tokenizer
 
-Slack = Sequence[Sequence[int] | None] | None
 StopReason = Literal["eos", "stop", "length", "limit"]
 
 
@@ -46,8 +45,8 @@ class Generation:
 
     ids holds every generated token, a stop id included; text leaves the stop id out and ends
     before a stop string. stop_reason: "eos", "stop" (a stop string), "length" (max_new_tokens) or
-    "limit" (the model's last position). Times are seconds since the loop was made; first_token
-    is None when there is no token.
+    "limit" (the model's last position). Times are seconds since `Decoding.started`; first_token is
+    None when there is no token.
     """
 
     ids: tuple[int, ...]
@@ -55,7 +54,6 @@ class Generation:
     stop_reason: StopReason
     first_token_seconds: float | None
     total_seconds: float
-    forwarded_tokens: int
 
 
 class _Row:
@@ -64,7 +62,6 @@ class _Row:
     def __init__(
         self,
         session: Session,
-        prompt: NDArray[np.int32],
         sampler: Sampler,
         stop_ids: frozenset[int],
         stop: tuple[str, ...],
@@ -73,7 +70,6 @@ class _Row:
         full: StopReason,
     ) -> None:
         self.session = session
-        self.tokens: NDArray[np.int32] | list[int] = prompt  # to be forwarded next
         self.sampler = sampler
         self.stop_ids = stop_ids
         self.stop = stop
@@ -83,13 +79,10 @@ class _Row:
         self.ids: list[int] = []
         self.text = ""
         self.n_shown = 0  # characters of text handed to the caller
-        self.forwarded = 0
         self.reason: StopReason | None = full if room == 0 else None
 
     def take(self, token: int) -> None:
         """Adds a token and applies the stop rules."""
-        self.forwarded += len(self.tokens)
-        self.tokens = [token]
         self.ids.append(token)
         if token in self.stop_ids:
             self.reason = "eos"
@@ -135,10 +128,9 @@ class Decoding:
 
     Parameters
     ----------
-    sessions, prompts
-        Per row a session and the ids [n] that it is to run first.
-    slack
-        Per row the slack of every layer during the prompt, or None (causal).
+    sessions, logits
+        Per row a session that stands behind its prompt, and float32 [n, vocab] the logits of the
+        next token.
     tokenizer
         None: there is no text, and no stop strings.
     stop_ids
@@ -156,15 +148,15 @@ class Decoding:
         self,
         workspace: Workspace,
         sessions: Sequence[Session],
-        prompts: Sequence[NDArray[np.int32]],
+        logits: NDArray[np.float32],
         *,
-        slack: Slack,
         tokenizer: "Tokenizer | None",
         stop_ids: Sequence[frozenset[int]],
         stop: str | Sequence[str],
         max_new_tokens: int,
         max_position: int,
         sampling: Sampling,
+        started: float | None = None,
     ) -> None:
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int | np.integer):
             raise TypeError(f"max_new_tokens: expected an integer, found {max_new_tokens!r}")
@@ -178,16 +170,15 @@ class Decoding:
         if strings and tokenizer is None:
             raise ValueError("stop: strings need a tokenizer, which the model lacks")
         self._workspace = workspace
-        self._slack = slack
+        self._logits = logits
         self._greedy = sampling.temperature == 0
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() if started is None else started
         self._rows = []
-        for session, prompt, ids in zip(sessions, prompts, stop_ids, strict=True):
-            left = max_position - session.next_position - len(prompt) + 1
+        for session, ids in zip(sessions, stop_ids, strict=True):
+            left = max_position - session.next_position + 1
             self._rows.append(
                 _Row(
                     session,
-                    prompt,
                     sampling.sampler(),
                     ids,
                     strings,
@@ -200,10 +191,9 @@ class Decoding:
         self._total = [0.0] * len(self._rows)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        slack = self._slack
         active = [number for number, row in enumerate(self._rows) if row.reason is None]
+        tokens = [self._rows[number].sampler.sample(self._logits[number]) for number in active]
         while active:
-            tokens = self._next([self._rows[number] for number in active], slack)
             now = time.perf_counter() - self._started
             for number, token in zip(active, tokens, strict=True):
                 row = self._rows[number]
@@ -215,14 +205,13 @@ class Decoding:
                 if piece:
                     yield number, piece
             active = [number for number in active if self._rows[number].reason is None]
-            slack = None  # decoded tokens see everything before them and nothing after
+            tokens = self._next([self._rows[number] for number in active]) if active else []
 
-    def _next(self, rows: Sequence[_Row], slack: Slack) -> list[int]:
+    def _next(self, rows: Sequence[_Row]) -> list[int]:
         out, _ = self._workspace.forward(
             [row.session for row in rows],
-            [row.tokens for row in rows],
+            [row.ids[-1:] for row in rows],
             output="argmax" if self._greedy else "logits",
-            slack=slack,
         )
         if self._greedy:
             return [int(token) for token in out]
@@ -238,7 +227,6 @@ class Decoding:
                 stop_reason=row.reason,
                 first_token_seconds=first,
                 total_seconds=total,
-                forwarded_tokens=row.forwarded,
             )
             for row, first, total in zip(self._rows, self._first, self._total, strict=True)
         ]
@@ -247,10 +235,8 @@ class Decoding:
 def log_likelihoods(
     workspace: Workspace,
     sessions: Sequence[Session],
-    prompts: Sequence[NDArray[np.int32]],
+    logits: NDArray[np.float32],
     answers: Sequence[Sequence[NDArray[np.int32]]],
-    *,
-    slack: Slack,
 ) -> list[list[NDArray[np.float64]]]:
     """Log-probability of every token of every answer, teacher-forced after the prompt.
 
@@ -258,8 +244,8 @@ def log_likelihoods(
 
     Parameters
     ----------
-    prompts
-        Per row ids [n], run once with `slack`.
+    sessions, logits
+        As for `Decoding`. Afterwards a session holds the prompt and a part of an answer.
     answers
         Per row one or more alternative answers, ids [m] with m >= 1.
 
@@ -273,8 +259,7 @@ def log_likelihoods(
     NumericError
         A likelihood that is not a number.
     """
-    logits, _ = workspace.forward(sessions, prompts, output="logits", slack=slack)
-    lengths = [len(prompt) for prompt in prompts]
+    lengths = [session.lengths[0] for session in sessions]
     results: list[list[NDArray[np.float64]]] = [
         [np.empty(len(answer)) for answer in row] for row in answers
     ]

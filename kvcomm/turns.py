@@ -9,7 +9,8 @@ several senders. With a batch of questions a list of packets has one of these pe
 one question it stands for several senders, as a tuple does.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,26 @@ class Score:
     token_nll: NDArray[np.float64]
     token_ids: tuple[int, ...]
     choice: int = 0
+
+
+class Tally:
+    """What the core counted in all calls of an agent; may be added to from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {"tokens": 0.0, "linear_flops": 0.0, "attention_flops": 0.0}
+
+    def add(self, counts: Mapping[str, float]) -> None:
+        """Add the counts of a workspace, or of a part of its life."""
+        with self._lock:
+            for name, value in counts.items():
+                self._counts[name] += value
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """{"tokens", "linear_flops", "attention_flops"} so far; see kvc_counts of kvcomm.h."""
+        with self._lock:
+            return dict(self._counts)
 
 
 def is_ids(value: object) -> bool:

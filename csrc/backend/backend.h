@@ -145,6 +145,15 @@ struct kvc_backend {
     kvc_status (*kv_append)(kvc_stream *s, kvc_mem k, kvc_mem v, size_t ld, int n_kv_heads,
                             int head_dim, const kvc_append *items, size_t n_items, kvc_error *err);
     kvc_status (*attention)(kvc_stream *s, const kvc_attention *a, kvc_error *err);
+    /* dst [n, dst_ld] columns 0 .. n_in - 1 = scale * softmax(logits [n, ld] / temperature) x rows
+     * 0 .. vocab_size - 1 of m. logits is overwritten. */
+    kvc_status (*mix)(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem logits, size_t ld,
+                      const kvc_matrix *m, size_t n, size_t vocab_size, float temperature,
+                      float scale, kvc_error *err);
+    /* best [n] int32: the row of m among 0 .. vocab_size - 1 with the largest cosine to src [n,
+     * src_ld], ties to the lowest; a row of src that is not finite gives -1 */
+    kvc_status (*nearest)(kvc_stream *s, kvc_mem best, kvc_mem src, size_t src_ld,
+                          const kvc_matrix *m, size_t n, size_t vocab_size, kvc_error *err);
     /* dst [n, dst_ld] = act(src[:, :dim]) * src[:, up_at : up_at + dim] */
     kvc_status (*gated_activation)(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem src,
                                    size_t src_ld, size_t up_at, size_t dim, kvc_activation act,

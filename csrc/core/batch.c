@@ -72,8 +72,8 @@ static kvc_status check_batch(const kvc_batch *batch, const kvc_model *m, kvc_er
     }
     if (batch->output > KVC_OUT_HIDDEN && batch->layer_end != m->config.n_layers) {
         return kvc_fail(err, KVC_ERROR_VALUE,
-                        "logits need the last layer, but layers end at %d of %d", batch->layer_end,
-                        m->config.n_layers);
+                        "this output needs the last layer, but layers end at %d of %d",
+                        batch->layer_end, m->config.n_layers);
     }
     kvc_status status = KVC_OK;
     size_t i = 0;

@@ -5,6 +5,7 @@
  *   rope.c     inverse frequencies and angles
  *   kv.c       segments and messages: sharing, selecting, trimming, concatenating
  *   session.c  one timeline: given parts, own tail
+ *   embedding.c tokens as vectors: embedded, mixed, found again
  *   forward.c  the one forward pass, for every family; batch.c and workspace.c around it
  *   score.c    attention mass to scores to an order of layers
  *   sample.c   drawing a token

@@ -357,13 +357,13 @@ static size_t output_place(const block *b, size_t o) {
     return p->out_at + o;
 }
 
-static kvc_status give_hidden(block *b, kvc_error *err) {
+static kvc_status give_hidden(block *b, buffer_name from, kvc_error *err) {
     kvc_workspace *ws = b->ws;
     const kvc_shape *s = &ws->model->shape;
     for (size_t o = 0; o < b->n_out; o++) {
         float *to = (float *)b->batch->out + output_place(b, o) * s->dim;
         TRY(ws->model->device->backend->download(
-            ws->stream, to, kvc_mem_at(buf(ws, KEPT_X), 4 * o * s->dim_ld), 4 * s->dim, err));
+            ws->stream, to, kvc_mem_at(buf(ws, from), 4 * o * s->dim_ld), 4 * s->dim, err));
     }
     return KVC_OK;
 }
@@ -413,9 +413,10 @@ static kvc_status leave(block *b, kvc_error *err) {
     const kvc_shape *s = &ws->model->shape;
     const kvc_config *c = &ws->model->config;
     if (b->n_out == 0) return KVC_OK;
-    if (b->batch->output == KVC_OUT_HIDDEN) return give_hidden(b, err);
+    if (b->batch->output == KVC_OUT_HIDDEN) return give_hidden(b, KEPT_X, err);
     TRY(be->rms_norm(ws->stream, buf(ws, H), s->dim_ld, buf(ws, KEPT_X), s->dim_ld,
                      ws->model->final_norm, b->n_out, 1, s->dim, c->norm_eps, c->norm_offset, err));
+    if (b->batch->output == KVC_OUT_NORMED) return give_hidden(b, H, err);
     ws->counts.linear_flops += 2.0 * (double)b->n_out * (double)s->dim * (double)s->vocab;
     for (size_t first = 0; first < b->n_out; first += HEAD_ROWS) {
         size_t n = b->n_out - first < HEAD_ROWS ? b->n_out - first : HEAD_ROWS;
@@ -448,7 +449,7 @@ static kvc_status need_all(block *b, kvc_error *err) {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         TRY(kvc_workspace_need(b->ws, table[i].name, b->n, table[i].row_bytes, err));
     }
-    if (b->batch->output > KVC_OUT_HIDDEN) {
+    if (b->batch->output > KVC_OUT_NORMED) {
         TRY(kvc_workspace_need(b->ws, LOGITS, HEAD_ROWS, 4 * s->vocab_ld, err));
         TRY(kvc_workspace_need(b->ws, RESULT, 2 * HEAD_ROWS, 4, err));
     }

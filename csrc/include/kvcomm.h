@@ -267,7 +267,8 @@ void kvc_workspace_free(kvc_workspace *ws);
 /* Work done by a workspace so far, counted where it is done. */
 typedef struct kvc_counts {
     uint64_t tokens;        /* rows that entered layer 0 */
-    double linear_flops;    /* 2 * rows * in * out of every matrix product with weights */
+    double linear_flops;    /* 2 * rows * in * out of every matrix product with weights, kvc_mix
+                               and kvc_nearest among them */
     double attention_flops; /* 4 * head_dim * n_heads * visible (query, key) pairs */
 } kvc_counts;
 kvc_counts kvc_workspace_counts(const kvc_workspace *ws);
@@ -275,6 +276,7 @@ kvc_counts kvc_workspace_counts(const kvc_workspace *ws);
 typedef enum kvc_output {
     KVC_OUT_NONE = 0, /* only K, V (and mass): the last layer stops where these are known */
     KVC_OUT_HIDDEN, /* float   [n_out, dim]: states leaving layer_end - 1, before the final norm */
+    KVC_OUT_NORMED, /* float   [n_out, dim]: the same of the last layer, after the final norm */
     KVC_OUT_LOGITS, /* float   [n_out, vocab_size] */
     KVC_OUT_ARGMAX, /* int32_t [n_out]: best id, ties to the lowest */
     KVC_OUT_LOGPROB /* float   [n_out]: log-probability of targets */
@@ -312,6 +314,19 @@ typedef struct kvc_batch {
 /* Runs a batch. A row's bits depend on its own session and tokens only: not on the other rows,
  * not on the number of threads. On any error every session is as it was before. */
 kvc_status kvc_forward(kvc_workspace *ws, const kvc_batch *batch, kvc_error *err);
+
+/* ---- tokens as vectors ----------------------------------------------------------------- */
+
+/* out [n, dim]: what enters layer 0 for these ids [n]. */
+kvc_status kvc_embed(kvc_workspace *ws, float *out, const int32_t *ids, size_t n, kvc_error *err);
+/* out [n, dim]: the same for no one token: the mean of the embedding table, weighted with
+ * softmax(logits / temperature). logits: [n, vocab_size]. */
+kvc_status kvc_mix(kvc_workspace *ws, float *out, const float *logits, size_t n, double temperature,
+                   kvc_error *err);
+/* ids [n]: the row of the embedding table nearest to vectors [n, dim] by cosine, ties to the
+ * lowest id. */
+kvc_status kvc_nearest(kvc_workspace *ws, int32_t *ids, const float *vectors, size_t n,
+                       kvc_error *err);
 
 /* ---- choosing layers and tokens -------------------------------------------------------- */
 

@@ -77,6 +77,9 @@ extern PyType_Spec py_model_spec, py_kv_spec, py_view_spec, py_session_spec, py_
 /* Takes over kv, also when it fails. */
 PyObject *py_kv_wrap(py_state *state, kvc_kv *kv, const char *device);
 PyObject *py_workspace_forward(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *py_workspace_embed(PyObject *self, PyObject *ids);
+PyObject *py_workspace_mix(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *py_workspace_nearest(PyObject *self, PyObject *vectors);
 PyObject *py_score(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *py_rank(PyObject *module, PyObject *args, PyObject *kwargs);
 

@@ -181,9 +181,10 @@ static bool read_slack(job *j, const arguments *a) {
 /* ---- the call ---- */
 
 static bool read_settings(job *j, const arguments *a) {
-    static const char *const outputs[] = {"none", "hidden", "logits", "argmax", "logprob"};
+    static const char *const outputs[] = {"none",   "hidden", "normed",
+                                          "logits", "argmax", "logprob"};
     static const char *const masses[] = {"paper", "published"};
-    int output = py_choice("output", a->output, outputs, 5);
+    int output = py_choice("output", a->output, outputs, 6);
     if (output < 0) return false;
     j->batch.output = (kvc_output)output;
     j->batch.layer_end = j->config->n_layers;
@@ -220,6 +221,7 @@ static bool make_arrays(job *j) {
         size_t width;
         const char *dtype, *what;
     } kinds[] = {[KVC_OUT_HIDDEN] = {2, (size_t)j->config->dim, "f4", "hidden states"},
+                 [KVC_OUT_NORMED] = {2, (size_t)j->config->dim, "f4", "hidden states"},
                  [KVC_OUT_LOGITS] = {2, (size_t)j->config->vocab_size, "f4", "logits"},
                  [KVC_OUT_ARGMAX] = {1, 1, "i4", "best ids"},
                  [KVC_OUT_LOGPROB] = {1, 1, "f4", "log-probabilities"}};

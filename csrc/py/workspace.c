@@ -43,6 +43,13 @@ static PyMethodDef methods[] = {
      "forward(sessions, tokens, *, output='none', outputs='last', targets=None, layers=None,\n"
      "        slack=None, mass=None, mass_skip=0)\n--\n\n"
      "Run one batch; returns (out, mass)."},
+    {"embed", py_workspace_embed, METH_O,
+     "embed(ids, /)\n--\n\nWhat enters layer 0 for ids, [n, dim]."},
+    {"mix", (PyCFunction)(void (*)(void))py_workspace_mix, METH_VARARGS | METH_KEYWORDS,
+     "mix(logits, temperature)\n--\n\n"
+     "What enters layer 0 for softmax(logits / temperature), [n, dim]."},
+    {"nearest", py_workspace_nearest, METH_O,
+     "nearest(vectors, /)\n--\n\nIds of the nearest embeddings by cosine, [n]."},
     {0}};
 
 static PyGetSetDef getset[] = {{"counts", get_counts, NULL, "Work done so far.", NULL}, {0}};

@@ -9,39 +9,47 @@ question greedily and gives the likelihood of the gold answers; what it reads of
 from the bench, which reads each context once for all methods of a run.
 """
 
+import importlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcomm.agents import Answer, Receiver, Score, Sender
+from kvcomm.agents import Positions, Receiver, Sender
 from kvcomm.packet import Packet, Preset
+from kvcomm.tasks import Example
+from kvcomm.turns import Answer, Score
 
 if TYPE_CHECKING:
+    from kvcomm.plan import Prompts
     from kvcomm.selection import LayerScores
 
 TokenIds = NDArray[np.int32]
+Senders = Literal["one", "split", "documents"]
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
     """One record as the models get it: prompts in chat template, as ids, cut where too long.
 
-    number: its place among the scored records of the run. sender: ids [C] of the prompt with the
-    context; receiver: ids [Q] of the one with the question, baseline: the same for a receiver that
-    gets no message; skyline: of the one with both. cut: how many tokens the sender's and the
-    skyline's prompt lost. gold: per accepted answer its ids.
+    number: its place among the scored records of the run. example: the record, for methods that
+    write prompts of their own. sender: ids [C] of the prompt with the context; receiver: ids [Q] of
+    the one with the question, baseline: the same for a receiver that gets no message; skyline: of
+    the one with both. skyline_shared: how many of its first ids do not depend on the question. cut:
+    how many tokens the sender's and the skyline's prompt lost. gold: per accepted answer its ids.
     """
 
     number: int
+    example: Example
     sender: TokenIds
     receiver: TokenIds
     baseline: TokenIds
     skyline: TokenIds
+    skyline_shared: int
     sender_cut: int
     skyline_cut: int
     gold: tuple[TokenIds, ...]
@@ -71,7 +79,8 @@ class Outcome:
     nll: of the likeliest gold answer, in nats, summed over its n_gold_tokens tokens.
     message_bytes: handed to the receiver. receiver_tokens: prefilled by the receiver. cut_tokens:
     lost from the prompts. prompts: ids of every prompt that a model was given, sender first.
-    layers: the layers sent, None where that means nothing.
+    layers: the layers sent, None where that means nothing. message: the text that was passed, where
+    a method passes text.
     """
 
     answer: str
@@ -84,6 +93,7 @@ class Outcome:
     seconds: Seconds
     prompts: tuple[TokenIds, ...] = field(repr=False)
     layers: tuple[int, ...] | None = None
+    message: str | None = None
 
     @classmethod
     def of(
@@ -113,6 +123,10 @@ class Bench:
     items
         All items of the run, for methods that choose from an earlier one; in place of an item that
         could not be made stands its error.
+    calibration
+        The items of the calibration records.
+    prompts
+        What makes items out of records, for methods that write prompts of their own.
     """
 
     sender: Sender
@@ -123,24 +137,63 @@ class Bench:
     scores: "LayerScores | None" = None
     read_layers: tuple[int, ...] = ()
     items: Sequence[Item | Exception] = ()
-    _readings: dict[int, tuple[Packet, float]] = field(default_factory=dict, repr=False)
+    calibration: Sequence[Item] = ()
+    prompts: "Prompts | None" = None
+    _sent: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)
+    _own: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)
 
     def read(self, items: Sequence[Item]) -> list[tuple[Packet, float]]:
         """Per item a packet of `read_layers` and the seconds that reading took; read once."""
-        new = [item for item in items if item.number not in self._readings]
+        return self.read_prompts([item.sender for item in items])
+
+    def read_prompts(self, prompts: Sequence[TokenIds]) -> list[tuple[Packet, float]]:
+        """The same for sender's prompts, ids [C]; prompts that are equal are read once."""
+        return self._sent.read(
+            prompts,
+            lambda new: self.sender.read(new, self.read_layers, preset=self.preset),
+        )
+
+    def read_own(self, prompts: Sequence[TokenIds]) -> list[tuple[Packet, float]]:
+        """Beginnings of prompts, ids [n], read by the receiver itself; equal ones once.
+
+        A prompt that goes on behind such a packet of all layers is as good as read in one go (up to
+        rounding), and a long context that many questions share is prefilled once.
+        """
+        reader = Sender(self.receiver.model)
+        reader.tally = self.receiver.tally
+        return self._own.read(prompts, lambda new: reader.read(new, trim=False))
+
+    def forget(self, upcoming: Sequence[Item] = ()) -> None:
+        """Let the packets go that were read so far, but for those that `upcoming` items read."""
+        self._sent.keep(item.sender for item in upcoming)
+        self._own.keep(item.skyline[: item.skyline_shared] for item in upcoming)
+
+
+class _Readings:
+    """Packets by the prompt that was read, with the seconds that its batch took."""
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, tuple[Packet, float]] = {}
+
+    def read(
+        self,
+        prompts: Sequence[TokenIds],
+        reader: Callable[[list[TokenIds]], list[Packet]],
+    ) -> list[tuple[Packet, float]]:
+        keys = [ids.tobytes() for ids in prompts]
+        wanted = dict(zip(keys, prompts, strict=True))
+        new = {key: ids for key, ids in wanted.items() if key not in self._found}
         if new:
             started = time.perf_counter()
-            packets = self.sender.read(
-                [item.sender for item in new], self.read_layers, preset=self.preset
-            )
+            packets = reader(list(new.values()))
             seconds = time.perf_counter() - started
-            for item, packet in zip(new, packets, strict=True):
-                self._readings[item.number] = (packet, seconds)
-        return [self._readings[item.number] for item in items]
+            for key, packet in zip(new, packets, strict=True):
+                self._found[key] = (packet, seconds)
+        return [self._found[key] for key in keys]
 
-    def forget(self) -> None:
-        """Let the packets go that were read so far."""
-        self._readings.clear()
+    def keep(self, prompts: Iterable[TokenIds]) -> None:
+        kept = {ids.tobytes() for ids in prompts}
+        self._found = {key: one for key, one in self._found.items() if key in kept}
 
 
 class Method(ABC):
@@ -176,8 +229,27 @@ class Method(ABC):
 class Options:
     """What a user may say about the methods of a run; each method takes what it knows.
 
-    ratios: shares of the layers, as written. strategies: of `selection.STRATEGIES`. layers: an
-    explicit list (the ends of it for "contiguous"). online: choose again at every such record.
+    Attributes
+    ----------
+    ratios, strategies, layers, alpha, level, shift_back, online, seed
+        kvcomm: shares of the layers, as written; of `selection.STRATEGIES`; an explicit list (the
+        ends of it for "contiguous"); choose again at every such record.
+    skip_first
+        kvcomm: leave the first context token out of the attention mass; None: the preset's way.
+    senders, positions
+        kvcomm, nld, cipher: who reads the context: "one" sender, two ("split", as published) or one
+        for each of its "documents"; where the keys of several stand, see `Receiver`.
+    search_records, beam, backward
+        Strategy "search": calibration records it goes by, and how it goes.
+    rules, from_layer, to_layer
+        ac: "replace", "sum", "mean". ac and prepend_hidden: layers k and j.
+    tokens, effect, at_layers
+        token_importance: "first", "last", "random", "none", which one to "keep" or "zero"; l.
+    message_tokens, sender_aware, cipher_temperature
+        nld, cipher: most tokens of the first phase; the sender is told what its text is for; T of
+        the mean embedding (None: 0.7, and 1.0 in preset reference, as the published runs had it).
+    controls
+        control: "wrong_context", "shuffled", "noise", "random".
     """
 
     ratios: tuple[str, ...] = ("0.5",)
@@ -188,6 +260,29 @@ class Options:
     shift_back: bool = False
     online: int | None = None
     seed: int = 42
+    skip_first: bool | None = None
+    senders: Senders = "one"
+    positions: Positions = "published"
+    search_records: int = 6
+    beam: int = 1
+    backward: bool = False
+    rules: tuple[str, ...] = ("replace",)
+    from_layer: int | None = None
+    to_layer: int | None = None
+    tokens: tuple[str, ...] = ("last",)
+    effect: str = "keep"
+    at_layers: tuple[int, ...] | None = None
+    message_tokens: int = 256
+    sender_aware: bool = False
+    cipher_temperature: float | None = None
+    controls: tuple[str, ...] = ("wrong_context", "shuffled", "noise", "random")
+
+
+#: The methods by name; each is the module of that name in this package.
+METHODS = (
+    "baseline", "skyline", "kvcomm", "nld", "cipher", "ac", "prepend_hidden", "token_importance",
+    "control",
+)  # fmt: skip
 
 
 def methods(names: Sequence[str], options: Options) -> list[Method]:
@@ -198,18 +293,11 @@ def methods(names: Sequence[str], options: Options) -> list[Method]:
     ValueError
         An unknown or repeated name, or settings that make the same variant twice.
     """
-    from kvcomm.methods import baseline, kvcomm, skyline
-
-    known: dict[str, Callable[[Options], list[Method]]] = {
-        "baseline": baseline.variants,
-        "skyline": skyline.variants,
-        "kvcomm": kvcomm.variants,
-    }
     chosen: list[Method] = []
     for name in names:
-        if name not in known:
-            raise ValueError(f"method: expected one of {', '.join(known)}, found {name!r}")
-        chosen += known[name](options)
+        if name not in METHODS:
+            raise ValueError(f"method: expected one of {', '.join(METHODS)}, found {name!r}")
+        chosen += importlib.import_module(f"kvcomm.methods.{name}").variants(options)
     labels = [method.label for method in chosen]
     for label in labels:
         if labels.count(label) > 1:

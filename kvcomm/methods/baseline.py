@@ -14,9 +14,9 @@ class Baseline(Method):
     label = "baseline"
 
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
-        questions = [item.baseline for item in items]
-        answers = bench.receiver.answer(questions, max_new_tokens=bench.max_new_tokens)
-        scores = bench.receiver.score(questions, [list(item.gold) for item in items])
+        prefilled = bench.receiver.prefill([item.baseline for item in items])
+        answers = prefilled.answer(bench.max_new_tokens)
+        scores = prefilled.score([item.gold for item in items])
         return [
             Outcome.of(
                 answer,

@@ -1,23 +1,89 @@
-"""`kvcomm`: the receiver gets K and V of some of the sender's layers (method.md sections 2 to 4).
+"""`kvcomm`: the receiver gets K and V of some of the sender's layers (method.md sections 2 to 5).
 
 The strategies of selection.py are variants of this one method: the paper's choice, its ablations,
-and random layers as a control.
+random layers as a control, and the search that the paper does not have. Further variants: positions
+of KVComm-S, several senders, the first token's place in the mass, and layers chosen again every
+T-th record. Owns also `exchange`, the last step, which control.py shares.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, get_args
 
 from kvcomm import selection
-from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds
+from kvcomm.agents import Positions
+from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, Senders, TokenIds
+from kvcomm.packet import Packet
 from kvcomm.selection import LayerScores
 
 #: The strategies that take no ratio.
 _FIXED = ("contiguous", "layers", "all")
 
+#: Those that choose by records.
+_BY_RECORDS = selection.CALIBRATED | {"search"}
+
+#: Calibration records that a search goes by, unless asked otherwise.
+SEARCH_RECORDS = Options.search_records
+
 #: What tables call a strategy, where that is not its name.
 _SHORT = {"attention_gaussian": "kvcomm", "all": "all layers"}
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What one receiver is handed: a packet of `layers` of every sender.
+
+    prompts: what the senders read, ids [C] each; cut_tokens of them were cut. reading, transfer:
+    seconds that it took to read them, and to hand them over.
+    """
+
+    packets: tuple[Packet, ...]
+    layers: tuple[int, ...]
+    prompts: tuple[TokenIds, ...]
+    cut_tokens: int
+    reading: float
+    transfer: float = 0.0
+
+
+def exchange(
+    bench: Bench,
+    items: Sequence[Item],
+    messages: Sequence[Message],
+    *,
+    shift_back: bool = False,
+    positions: Positions = "published",
+) -> list[Outcome]:
+    """The receiver's answers to the questions of the items, a message in hand for each."""
+    prefilled = bench.receiver.prefill(
+        [item.receiver for item in items],
+        [message.packets for message in messages],
+        preset=bench.preset,
+        shift_back=shift_back,
+        layer_map=bench.layer_map,
+        positions=positions,
+    )
+    answers = prefilled.answer(bench.max_new_tokens)
+    scores = prefilled.score([list(item.gold) for item in items])
+    return [
+        Outcome.of(
+            answer,
+            score,
+            (*message.prompts, item.receiver),
+            message_bytes=answer.stats.message_bytes,
+            receiver_tokens=len(item.receiver),
+            cut_tokens=message.cut_tokens,
+            seconds=Seconds(
+                message.reading,
+                message.transfer,
+                answer.stats.first_token_seconds,
+                message.reading + message.transfer + answer.stats.total_seconds,
+            ),
+            layers=message.layers,
+        )
+        for item, message, answer, score in zip(items, messages, answers, scores, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -27,14 +93,24 @@ class KVComm(Method):
     Attributes
     ----------
     strategy, ratio, alpha, level, seed
-        As for `selection.choose`; ratio is kept as written.
+        As for `selection.choose`; ratio is kept as written. "search" is `search.search`.
     given
         The explicit layers of strategy "layers", and the first and last of "contiguous".
-    shift_back
+    shift_back, positions
         As for `Receiver.answer`.
     online
         T: choose again at every T-th record, from that record, which is answered with the new
-        choice (the paper's Appendix L). None: the run's calibration.
+        choice (the paper's Appendix L). None: the run's calibration. The published code answers
+        that record with all layers too and counts both answers; here that other answer is the one
+        of strategy "all" in the same run.
+    senders
+        Who reads the context: "one" sender; "split", two, as published; "documents", one for each
+        piece of it. Layers are then chosen by what the question pays to all of them together.
+    skip_first
+        Leave the first context token out of the mass that layers are chosen by; None: the preset's
+        way.
+    search_records, beam, backward
+        Of strategy "search": how many calibration records it goes by, and how it goes.
     """
 
     strategy: str = "attention_gaussian"
@@ -45,56 +121,115 @@ class KVComm(Method):
     shift_back: bool = False
     online: int | None = None
     seed: int = selection.SEED
+    senders: Senders = "one"
+    positions: Positions = "published"
+    skip_first: bool | None = None
+    search_records: int = SEARCH_RECORDS
+    beam: int = 1
+    backward: bool = False
 
     name = "kvcomm"
 
     def __post_init__(self) -> None:
-        if self.strategy not in selection.STRATEGIES:
-            raise ValueError(
-                f"strategy: expected one of {', '.join(selection.STRATEGIES)}, "
-                f"found {self.strategy!r}"
-            )
+        for field, known in (
+            ("strategy", selection.STRATEGIES),
+            ("senders", get_args(Senders)),
+            ("positions", get_args(Positions)),
+        ):
+            value = getattr(self, field)
+            if value not in known:
+                raise ValueError(f"{field}: expected one of {', '.join(known)}, found {value!r}")
         if self.online is not None and self.online < 1:
             raise ValueError(f"online: expected a number of records above 0, found {self.online}")
         if self.strategy in ("layers", "contiguous") and not self.given:
             raise ValueError(f"layers: strategy {self.strategy!r} needs a list")
+        if self.positions != "published" and self.senders == "one":
+            raise ValueError(f"positions: {self.positions!r} is about several senders, found one")
+        if self.search_records < 1:
+            raise ValueError(f"search records: expected 1 or more, found {self.search_records}")
+        if self.beam < 1:
+            raise ValueError(f"beam: expected 1 or more, found {self.beam}")
 
     @property
     def label(self) -> str:
-        parts = [_SHORT.get(self.strategy, self.strategy)]
-        if self.ratio is not None:
-            parts.append(f"{float(self.ratio):g}")
-        if self.strategy == "contiguous":
-            parts.append(f"{min(self.given)}-{max(self.given)}")
-        if self.strategy == "layers":
-            parts.append(_ranges(self.given))
-        if self.level is not None:
-            parts.append(f"level {self.level}")
-        if self.shift_back:
-            parts.append("shift back")
-        if self.online is not None:
-            parts.append(f"online {self.online}")
-        return " ".join(parts)
+        alpha = self.strategy == "attention_gaussian" and self.alpha != 1
+        seed = self.strategy == "random" and self.seed != selection.SEED
+        parts = [
+            _SHORT.get(self.strategy, self.strategy),
+            None if self.ratio is None else f"{float(self.ratio):g}",
+            _ranges(self.given) if self.strategy == "layers" else None,
+            f"{min(self.given)}-{max(self.given)}" if self.strategy == "contiguous" else None,
+            None if self.level is None else f"level {self.level}",
+            f"alpha {self.alpha:g}" if alpha else None,
+            f"seed {self.seed}" if seed else None,
+            *(self._search_label() if self.strategy == "search" else ()),
+            {None: None, True: "skip first", False: "count first"}[self.skip_first],
+            "shift back" if self.shift_back else None,
+            None if self.online is None else f"online {self.online}",
+            None if self.senders == "one" else self.senders,
+            None if self.positions == "published" else self.positions,
+        ]
+        return " ".join(part for part in parts if part is not None)
+
+    def _search_label(self) -> list[str | None]:
+        return [
+            None if self.search_records == SEARCH_RECORDS else f"on {self.search_records}",
+            None if self.beam == 1 else f"beam {self.beam}",
+            "backward" if self.backward else None,
+        ]
 
     @property
     def settings(self) -> Mapping[str, Any]:
+        searched, calibrated = self.strategy == "search", self.strategy in selection.CALIBRATED
+        several = self.senders != "one"
         return {
             "strategy": self.strategy,
             "ratio": None if self.ratio is None else float(self.ratio),
+            "given": None if self.given is None else list(self.given),
             "alpha": self.alpha if self.strategy == "attention_gaussian" else None,
             "level": self.level,
             "seed": self.seed if self.strategy == "random" else None,
             "shift_back": self.shift_back,
             "online": self.online,
+            "senders": self.senders,
+            "positions": self.positions if several else None,
+            "skip_first": self.skip_first if calibrated else None,
+            "search_records": self.search_records if searched else None,
+            "beam": self.beam if searched else None,
+            "backward": self.backward if searched else None,
         }
 
     @property
     def calibrated(self) -> bool:
-        return self.strategy in selection.CALIBRATED and self.online is None
+        return self.strategy in _BY_RECORDS and self.online is None
 
     def layers(self, bench: Bench) -> tuple[int, ...]:
-        n_layers = bench.sender.model.n_layers
-        return tuple(range(n_layers)) if self.online else self._choose(bench, bench.scores)
+        return tuple(range(bench.sender.model.n_layers)) if self.online else self._chosen(bench)
+
+    def _chosen(self, bench: Bench) -> tuple[int, ...]:
+        """The layers that the run's calibration leads to; what has to be measured is kept."""
+        if self.strategy == "search" and not bench.trial:
+            return bench.once(self, lambda: self._search(bench))
+        return self._choose(bench, self._scores(bench))
+
+    def _scores(self, bench: Bench) -> LayerScores | None:
+        """The run's scores, or those of the same records with other senders or another mass."""
+        usual = self.senders == "one" and self.skip_first is None
+        if usual or not self.calibrated or bench.trial:
+            return bench.scores
+        key = ("scores", self.senders, self.positions, self.skip_first)
+        return bench.once(key, lambda: self._measure(bench, _records(bench, self.label)))
+
+    def _measure(self, bench: Bench, items: Sequence[Item]) -> LayerScores:
+        return selection.calibrate(
+            bench.sender,
+            bench.receiver,
+            [(sender_prompts(bench, item, self.senders), item.receiver) for item in items],
+            preset=bench.preset,
+            layer_map=bench.layer_map,
+            positions=self.positions,
+            skip_first=self.skip_first,
+        )
 
     def _choose(self, bench: Bench, scores: LayerScores | None) -> tuple[int, ...]:
         given = self.given if self.strategy in ("layers", "contiguous") else None
@@ -115,60 +250,52 @@ class KVComm(Method):
     def _layers_of(self, bench: Bench, items: Sequence[Item]) -> list[tuple[int, ...]]:
         """The layers to send of every item."""
         if self.online is None:
-            return [self._choose(bench, bench.scores)] * len(items)
-        chosen = {}
-        for start in {item.number - item.number % self.online for item in items}:
-            guide = bench.items[start]
-            if isinstance(guide, Exception):
-                raise guide
-            scores = selection.calibrate(
-                bench.sender,
-                bench.receiver,
-                [(guide.sender, guide.receiver)],
-                preset=bench.preset,
-                layer_map=bench.layer_map,
-            )
-            chosen[start] = self._choose(bench, scores)
-        return [chosen[item.number - item.number % self.online] for item in items]
+            return [self._chosen(bench)] * len(items)
+        starts = [item.number - item.number % self.online for item in items]
+        chosen = {start: self._chosen_at(bench, start) for start in dict.fromkeys(starts)}
+        return [chosen[start] for start in starts]
+
+    def _chosen_at(self, bench: Bench, start: int) -> tuple[int, ...]:
+        """The layers that one record of the run leads to."""
+        guide = bench.items[start]
+        if isinstance(guide, Exception):
+            raise guide
+        key = ("online", start, self.senders, self.positions, self.skip_first)
+        return self._choose(bench, bench.once(key, lambda: self._measure(bench, [guide])))
 
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
         layers = self._layers_of(bench, items)
-        readings = bench.read(items)
-        started = time.perf_counter()
-        packets = [
-            packet.select(chosen) for (packet, _), chosen in zip(readings, layers, strict=True)
-        ]
-        transfer = time.perf_counter() - started
-        questions = [item.receiver for item in items]
-        options = {
-            "preset": bench.preset,
-            "shift_back": self.shift_back,
-            "layer_map": bench.layer_map,
-        }
-        answers = bench.receiver.answer(questions, packets, bench.max_new_tokens, **options)
-        scores = bench.receiver.score(
-            questions, [list(item.gold) for item in items], packets, **options
+        prompts = [sender_prompts(bench, item, self.senders) for item in items]
+        readings = iter(bench.read_prompts([ids for parts in prompts for ids in parts]))
+        messages = []
+        for item, chosen, parts in zip(items, layers, prompts, strict=True):
+            packets, seconds = zip(*islice(readings, len(parts)), strict=True)
+            started = time.perf_counter()
+            packets = tuple(packet.select(chosen) for packet in packets)
+            messages.append(
+                Message(
+                    packets,
+                    chosen,
+                    parts,
+                    item.sender_cut,
+                    reading=max(seconds),
+                    transfer=time.perf_counter() - started,
+                )
+            )
+        return exchange(
+            bench, items, messages, shift_back=self.shift_back, positions=self.positions
         )
-        return [
-            Outcome.of(
-                answer,
-                score,
-                (item.sender, item.receiver),
-                message_bytes=packet.nbytes,
-                receiver_tokens=len(item.receiver),
-                cut_tokens=item.sender_cut,
-                seconds=Seconds(
-                    seconds,
-                    transfer,
-                    answer.stats.first_token_seconds,
-                    seconds + transfer + answer.stats.total_seconds,
-                ),
-                layers=chosen,
-            )
-            for item, answer, score, packet, chosen, (_, seconds) in zip(
-                items, answers, scores, packets, layers, readings, strict=True
-            )
-        ]
+
+
+def sender_prompts(bench: Bench, item: Item, senders: Senders) -> tuple[TokenIds, ...]:
+    """What each sender reads of an item, ids [C]."""
+    return (item.sender,) if senders == "one" else bench.prompts.senders(item, senders)
+
+
+def _records(bench: Bench, label: str) -> Sequence[Item]:
+    if not bench.calibration:
+        raise ValueError(f"calibration records: none, and {label!r} chooses by them")
+    return bench.calibration
 
 
 def _ranges(layers: Sequence[int]) -> str:
@@ -197,6 +324,12 @@ def variants(options: Options) -> list[Method]:
             shift_back=options.shift_back,
             online=options.online if strategy in selection.CALIBRATED else None,
             seed=options.seed,
+            senders=options.senders,
+            positions=options.positions,
+            skip_first=options.skip_first if strategy in selection.CALIBRATED else None,
+            search_records=options.search_records,
+            beam=options.beam,
+            backward=options.backward,
         )
         for strategy in strategies
         for ratio in ((None,) if strategy in _FIXED else options.ratios)

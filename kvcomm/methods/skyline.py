@@ -1,14 +1,13 @@
 """`skyline`: the receiver reads context and question itself, in one prompt.
 
-The prompt is prefilled once for both the answer and the likelihoods: all tokens but the last are
-read into a packet of all layers, which for one model is the same as reading on (up to rounding).
+The part of the prompt that does not depend on the question is read into a packet of all layers,
+once for all questions about a context; for one model that is the same as reading on (up to
+rounding). Where it ends depends on the record alone, so a record's bits do not depend on others.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvcomm.agents import Sender
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds
 
 
@@ -20,13 +19,12 @@ class Skyline(Method):
     label = "skyline"
 
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
-        receiver = bench.receiver
-        started = time.perf_counter()
-        read = Sender(receiver.model).read([item.skyline[:-1] for item in items])
-        seconds = time.perf_counter() - started
-        last = [item.skyline[-1:] for item in items]
-        answers = receiver.answer(last, read, bench.max_new_tokens)
-        scores = receiver.score(last, [list(item.gold) for item in items], read)
+        read = bench.read_own([item.skyline[: item.skyline_shared] for item in items])
+        prefilled = bench.receiver.prefill(
+            [item.skyline[item.skyline_shared :] for item in items], [packet for packet, _ in read]
+        )
+        answers = prefilled.answer(bench.max_new_tokens)
+        scores = prefilled.score([item.gold for item in items])
         return [
             Outcome.of(
                 answer,
@@ -44,7 +42,7 @@ class Skyline(Method):
                     seconds + answer.stats.total_seconds,
                 ),
             )
-            for item, answer, score in zip(items, answers, scores, strict=True)
+            for item, answer, score, (_, seconds) in zip(items, answers, scores, read, strict=True)
         ]
 
 

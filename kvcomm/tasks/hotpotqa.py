@@ -1,12 +1,8 @@
 """HotpotQA: questions over two paragraphs, with the supporting sentences named.
 
-Layouts: the original (`context` as [title, sentences] pairs, `supporting_facts` as
-[title, sentence] pairs), the hub's copy (both as lists by field name, `id` for `_id`), and
-LongBench (`input`, `context` as one text, `answers`).
+Layouts: the original and the hub's copy (`paragraphs.py`), and LongBench (`longbench.py`).
 
-Context "gold" is the published one: the supporting sentences in the order of
-`supporting_facts`, one a line, each as stored. A fact whose sentence does not exist is passed
-over; where a title occurs twice, the sentence of each paragraph is taken. Context "full" is
+Context "gold" is the published one: the supporting sentences, one a line. Context "full" is
 every paragraph: its title, a line break, its sentences as stored; blank lines between
 paragraphs. LongBench has one text, which serves as both.
 """
@@ -15,52 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvcomm.tasks import longbench
 from kvcomm.tasks.example import Context, Parsed, Task
+from kvcomm.tasks.paragraphs import read_paragraphs, supporting
 from kvcomm.tasks.rows import Row
-
-Paragraphs = list[tuple[str, list[str]]]
 
 
 def parse(row: Row, context: Context) -> Iterator[Parsed]:
     """The one question of a record."""
-    if isinstance(row.fields.get("context"), str):
-        yield Parsed(
-            row.name("_id", "id"), row.text("context"), row.text("input"), row.answers("answers")
-        )
+    if longbench.applies(row):
+        yield from longbench.parse(row)
         return
-    paragraphs = _pairs(row, "context", "title", "sentences")
-    for _, sentences in paragraphs:
-        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
-            raise row.wrong("context", sentences, "lists of sentences")
+    paragraphs = read_paragraphs(row)
     if context == "full":
-        text = "\n\n".join(f"{title}\n{''.join(sentences)}" for title, sentences in paragraphs)
+        pieces = tuple(f"{title}\n{''.join(sentences)}" for title, sentences in paragraphs)
+        joint = "\n\n"
     else:
-        facts = _pairs(row, "supporting_facts", "title", "sent_id")
-        text = "\n".join(_supporting(row, paragraphs, facts))
-    yield Parsed(row.name("_id", "id"), text, row.text("question"), row.answers("answer"))
-
-
-def _supporting(row: Row, paragraphs: Paragraphs, facts: list[tuple[str, int]]) -> Iterator[str]:
-    for wanted, place in facts:
-        if not isinstance(place, int):
-            raise row.wrong("supporting_facts", place, "sentence numbers")
-        for title, sentences in paragraphs:
-            if title == wanted and 0 <= place < len(sentences):
-                yield sentences[place]
-
-
-def _pairs(row: Row, name: str, first: str, second: str) -> list:
-    """A field of pairs, stored as a list of pairs or as an object of two lists."""
-    value = row.take(name, (list, dict))
-    if isinstance(value, list):
-        if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
-            raise row.wrong(name, value, "a list of pairs")
-        return [tuple(pair) for pair in value]
-    part = row.within(name, value)
-    left, right = part.take(first, list), part.take(second, list)
-    if len(left) != len(right):
-        raise row.wrong(name, value, f"as many {second} as {first}, {len(left)}")
-    return list(zip(left, right, strict=True))
+        pieces, joint = supporting(row, paragraphs), "\n"
+    yield Parsed(
+        row.name("_id", "id"),
+        joint.join(pieces),
+        row.text("question"),
+        row.answers("answer"),
+        pieces=pieces,
+        joint=joint,
+    )
 
 
 TASK = Task(
@@ -72,4 +47,10 @@ TASK = Task(
     closed=True,
     contexts=("gold", "full"),
     parse=parse,
+    files=(
+        "hotpotqa/*dev*.json* hotpotqa/*validation*.parquet",
+        "hotpotqa.json* hotpotqa.parquet",
+        "hotpot_dev_distractor*.json*",
+        "hotpotqa/longbench*.json*",
+    ),
 )

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvcomm.errors import FormatError
+from kvcomm.tasks import longbench
 from kvcomm.tasks.example import Context, Parsed, Task
 from kvcomm.tasks.rows import Row
 
@@ -43,31 +44,19 @@ def parse(row: Row, context: Context) -> Iterator[Parsed]:
 
 def _paper(row: Row) -> Iterator[Parsed]:
     text = _paper_text(row)
-    for qa in _objects(row, "qas"):
+    for qa in row.objects("qas"):
         answers = dict.fromkeys(
-            answer for entry in _objects(qa, "answers") if (answer := _reference(entry)) is not None
+            answer for entry in qa.objects("answers") if (answer := _reference(entry)) is not None
         )
         yield Parsed(qa.name("question_id"), text, qa.text("question"), tuple(answers))
 
 
 def _paper_text(row: Row) -> str:
     parts = [row.fields.get("title"), row.fields.get("abstract")]
-    for section in _objects(row, "full_text"):
+    for section in row.objects("full_text"):
         name = section.fields.get("section_name")
         parts.append("\n".join([*([name] if name else []), *section.take("paragraphs", list)]))
     return "\n\n".join(part.strip() for part in parts if part and part.strip())
-
-
-def _objects(row: Row, name: str) -> list[Row]:
-    """A field of objects, stored as a list of objects or as an object of lists."""
-    value = row.take(name, (list, dict))
-    if isinstance(value, dict):
-        columns = {key: column for key, column in value.items() if isinstance(column, list)}
-        length = max(map(len, columns.values()), default=0)
-        if any(len(column) != length for column in columns.values()):
-            raise row.wrong(name, value, f"lists of one length, {length}")
-        value = [{key: column[k] for key, column in columns.items()} for k in range(length)]
-    return [row.within(f"{name}[{k}]", entry) for k, entry in enumerate(value)]
 
 
 def _reference(entry: Row) -> str | None:
@@ -92,12 +81,6 @@ def _leval(row: Row) -> Iterator[Parsed]:
         yield Parsed(None, text, part.text("question"), part.answers("answer"))
 
 
-def _longbench(row: Row) -> Iterator[Parsed]:
-    yield Parsed(
-        row.name("_id", "id"), row.text("context"), row.text("input"), row.answers("answers")
-    )
-
-
 def _scrolls(row: Row) -> Iterator[Parsed]:
     question, blank, text = row.text("input").partition("\n\n")
     if not blank:
@@ -108,7 +91,7 @@ def _scrolls(row: Row) -> Iterator[Parsed]:
 LAYOUTS: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("qas", "full_text"), _paper),
     (("instructions", "outputs", "input"), _leval),
-    (("input", "context"), _longbench),
+    (longbench.FIELDS, longbench.parse),
     (("input", "output"), _scrolls),
 )
 
@@ -121,4 +104,10 @@ TASK = Task(
     closed=False,
     contexts=("full",),
     parse=parse,
+    files=(
+        "qasper/*.json* qasper/*.parquet",
+        "qasper.json* qasper.parquet",
+        "qasper-test*.json*",
+        "qasper-dev*.json*",
+    ),
 )

@@ -1,12 +1,14 @@
 """Rows of a data file, each with its place, and checked access to their fields.
 
-Owns the file formats (JSON arrays and objects, JSON Lines, gzip, byte-order marks, Parquet).
-Knows no data set.
+Owns the file formats (JSON arrays and objects, JSON Lines, CSV, Parquet; gzip and byte-order
+marks). Knows no data set.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -62,14 +64,40 @@ class Row:
             raise self.wrong(name, fields, "object")
         return Row(f"{self.place}, {name}", fields)
 
-    def answers(self, name: str) -> tuple[str, ...]:
-        """Accepted answers in a field of one text or a list of texts; none where it is absent,
-        null or empty."""
-        value = self.fields.get(name)
-        texts = [value] if isinstance(value, str) else value or []
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise self.wrong(name, value, "str or list of str")
-        return tuple(dict.fromkeys(text for text in texts if text.strip()))
+    def objects(self, name: str) -> list[Row]:
+        """A field of objects as rows: stored as a list of objects or as an object of lists.
+
+        Raises
+        ------
+        FormatError : absent, of another type, or lists that differ in length
+        """
+        value = self.take(name, (list, dict))
+        if isinstance(value, dict):
+            columns = {key: column for key, column in value.items() if isinstance(column, list)}
+            length = max(map(len, columns.values()), default=0)
+            if any(len(column) != length for column in columns.values()):
+                raise self.wrong(name, value, f"lists of one length, {length}")
+            value = [{key: column[k] for key, column in columns.items()} for k in range(length)]
+        return [self.within(f"{name}[{k}]", entry) for k, entry in enumerate(value)]
+
+    def texts(self, name: str) -> list[str]:
+        """A field that must be there and be a list of texts."""
+        value = self.take(name, list)
+        if not all(isinstance(text, str) for text in value):
+            raise self.wrong(name, value, "list of str")
+        return value
+
+    def answers(self, *names: str) -> tuple[str, ...]:
+        """Accepted answers in fields of one text or a list of texts, each once; none from a field
+        that is absent, null or empty."""
+        found: list[str] = []
+        for name in names:
+            value = self.fields.get(name)
+            texts = [value] if isinstance(value, str) else [] if value is None else value
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise self.wrong(name, value, "str or list of str")
+            found += texts
+        return tuple(dict.fromkeys(text for text in found if text.strip()))
 
     def name(self, *names: str) -> str | None:
         """The first of these fields that is there, as an id."""
@@ -83,7 +111,8 @@ def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a data file, in file order.
 
     A JSON array gives its elements, an object that spans the file itself, JSON Lines one row a
-    line (blank lines are passed over).
+    line (blank lines are passed over). CSV gives per line an object of "cells", a list of text,
+    and "file", the file's name without suffixes.
 
     Raises
     ------
@@ -96,6 +125,9 @@ def read_rows(path: Path) -> Iterator[Row]:
         yield from _read_parquet(path)
         return
     text = _read_text(path)
+    if ".csv" in path.suffixes:
+        yield from _read_csv(path, text)
+        return
     if text.lstrip().startswith("["):
         values = _parse_document(path, text)
         yield from (_row(f"{path} record {place}", value) for place, value in enumerate(values))
@@ -128,6 +160,17 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise FormatError(f"{path} line {line}: not UTF-8, byte {error.start}") from None
+
+
+def _read_csv(path: Path, text: str) -> Iterator[Row]:
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    name = path.name.split(".")[0]
+    try:
+        for cells in lines:
+            if cells:
+                yield Row(f"{path} line {lines.line_num}", {"cells": cells, "file": name})
+    except csv.Error as error:
+        raise FormatError(f"{path} line {lines.line_num}: not CSV, {error}") from None
 
 
 def _parse_document(path: Path, text: str) -> Any:
@@ -168,5 +211,9 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise UnsupportedError(
             f"{path}: reading parquet needs pyarrow, install it with: pip install pyarrow"
         ) from None
-    for place, value in enumerate(parquet.read_table(path).to_pylist()):
+    try:
+        values = parquet.read_table(path).to_pylist()
+    except ValueError as error:  # what pyarrow raises for a damaged file
+        raise FormatError(f"{path}: damaged parquet file, {str(error).splitlines()[0]}") from None
+    for place, value in enumerate(values):
         yield _row(f"{path} record {place}", value)

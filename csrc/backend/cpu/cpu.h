@@ -4,6 +4,7 @@
  *   pool.c       the thread pool
  *   kernels.h    arithmetic on rows and tiles, one table per instruction set
  *   linear.c     weights: packing and matrix products
+ *   table.c      the embedding table from its other side: mixing its rows, finding the nearest
  *   attention.c  appending K and V, attention over spans
  *   rows.c       everything that works on one row at a time
  *
@@ -57,6 +58,11 @@ kvc_status cpu_linear(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem src, si
                       size_t n, kvc_error *err);
 kvc_status cpu_embed(kvc_stream *s, kvc_mem dst, size_t dst_ld, const kvc_matrix *m, kvc_mem ids,
                      size_t n, float scale, kvc_error *err);
+kvc_status cpu_mix(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem logits, size_t ld,
+                   const kvc_matrix *m, size_t n, size_t vocab_size, float temperature, float scale,
+                   kvc_error *err);
+kvc_status cpu_nearest(kvc_stream *s, kvc_mem best, kvc_mem src, size_t src_ld, const kvc_matrix *m,
+                       size_t n, size_t vocab_size, kvc_error *err);
 kvc_status cpu_kv_append(kvc_stream *s, kvc_mem k, kvc_mem v, size_t ld, int n_kv_heads,
                          int head_dim, const kvc_append *items, size_t n_items, kvc_error *err);
 kvc_status cpu_attention(kvc_stream *s, const kvc_attention *a, kvc_error *err);

@@ -22,6 +22,13 @@ typedef struct cpu_kernels {
      * where n16 is n rounded up to 16. One entry per dtype of src. */
     void (*transpose[KVC_DTYPE_COUNT])(float *dst, size_t dst_ld, const void *src, size_t src_ld,
                                        size_t n, size_t dim);
+    /* dst [m, n_columns] (row stride ldd) += p [m, 16 * n_panels] (row stride ldp) x the panels of
+     * b, element (column, panel, lane) at panel * b_panel + column * 16 + lane: the product with a
+     * weight matrix from its other side. One chain per lane over the panels, then over lanes. */
+    void (*mix[KVC_DTYPE_COUNT])(float *dst, size_t ldd, const float *p, size_t ldp, const void *b,
+                                 size_t b_panel, size_t m, size_t n_panels, size_t n_columns);
+    /* sum [16] = per lane the sum of squares of a panel of k columns */
+    void (*squares[KVC_DTYPE_COUNT])(float *sum, const void *panel, size_t k);
     void (*to_f32[KVC_DTYPE_COUNT])(float *dst, const void *src, size_t n);
     /* To nearest even; NaN stays NaN. Returns false when a result is not finite. */
     bool (*from_f32[KVC_DTYPE_COUNT])(void *dst, const float *src, size_t n);

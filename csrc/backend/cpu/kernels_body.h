@@ -59,6 +59,15 @@ INLINE void store_part(float *p, vf v, size_t n) {
     memcpy(p, padded, n * sizeof *p);
 }
 
+INLINE float sum_lanes(vf v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int half = LANES / 2; half; half /= 2) {
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
+}
+
 /* ---- 16-bit floats ---- */
 
 INLINE vf widen(vh h, kvc_dtype dtype) {
@@ -198,6 +207,71 @@ GEMM(gemm_f32, KVC_F32)
 GEMM(gemm_f16, KVC_F16)
 GEMM(gemm_bf16, KVC_BF16)
 
+/* ---- a weight matrix from its other side ---- */
+
+INLINE void mix_tile(const int rows, const int columns, const kvc_dtype dtype, float *dst,
+                     size_t ldd, const float *p, size_t ldp, const void *b, size_t b_panel,
+                     size_t n_panels) {
+    vf sum[4][4];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) sum[r][c] = (vf){0};
+    }
+    for (size_t panel = 0; panel < n_panels; panel++) {
+        for (int v = 0; v < VECTORS; v++) {
+            vf w[4];
+#pragma GCC unroll 4
+            for (int c = 0; c < columns; c++) {
+                w[c] = load_as(b, panel * b_panel + (size_t)c * PANEL + (size_t)v * LANES, dtype);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                vf x = load(p + (size_t)r * ldp + panel * PANEL + (size_t)v * LANES);
+#pragma GCC unroll 4
+                for (int c = 0; c < columns; c++) sum[r][c] += x * w[c];
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        for (int c = 0; c < columns; c++) dst[(size_t)r * ldd + c] += sum_lanes(sum[r][c]);
+    }
+}
+
+INLINE void mix(float *dst, size_t ldd, const float *p, size_t ldp, const void *b, size_t b_panel,
+                size_t m, size_t n_panels, size_t n_columns, const kvc_dtype dtype) {
+    size_t element = dtype == KVC_F32 ? 4 : 2, column = 0;
+    for (; column < n_columns; column += column + 4 <= n_columns ? 4 : 1) {
+        const char *from = (const char *)b + column * PANEL * element;
+        bool four = column + 4 <= n_columns;
+        for (size_t r = 0; r < m; r += r + 4 <= m ? 4 : 1) {
+            float *to = dst + r * ldd + column;
+            const float *x = p + r * ldp;
+            if (four && r + 4 <= m) {
+                mix_tile(4, 4, dtype, to, ldd, x, ldp, from, b_panel, n_panels);
+            } else if (four) {
+                mix_tile(1, 4, dtype, to, ldd, x, ldp, from, b_panel, n_panels);
+            } else if (r + 4 <= m) {
+                mix_tile(4, 1, dtype, to, ldd, x, ldp, from, b_panel, n_panels);
+            } else {
+                mix_tile(1, 1, dtype, to, ldd, x, ldp, from, b_panel, n_panels);
+            }
+        }
+    }
+}
+
+INLINE void squares(float *sum, const void *panel, size_t k, kvc_dtype dtype) {
+    vf total[VECTORS];
+    for (int v = 0; v < VECTORS; v++) total[v] = (vf){0};
+    for (size_t d = 0; d < k; d++) {
+        for (int v = 0; v < VECTORS; v++) {
+            vf w = load_as(panel, d * PANEL + (size_t)v * LANES, dtype);
+            total[v] += w * w;
+        }
+    }
+    for (int v = 0; v < VECTORS; v++) store(sum + v * LANES, total[v]);
+}
+
 /* ---- transposing ---- */
 
 /* LANES x LANES values by log2(LANES) rounds of perfect shuffles: in each round the bits of an
@@ -249,6 +323,13 @@ INLINE void transpose(float *dst, size_t dst_ld, const void *src, size_t src_ld,
 }
 
 #define BY_DTYPE(suffix, dtype)                                                                    \
+    static void mix_##suffix(float *dst, size_t ldd, const float *p, size_t ldp, const void *b,    \
+                             size_t b_panel, size_t m, size_t n_panels, size_t n_columns) {        \
+        mix(dst, ldd, p, ldp, b, b_panel, m, n_panels, n_columns, dtype);                          \
+    }                                                                                              \
+    static void squares_##suffix(float *sum, const void *panel, size_t k) {                        \
+        squares(sum, panel, k, dtype);                                                             \
+    }                                                                                              \
     static void transpose_##suffix(float *dst, size_t dst_ld, const void *src, size_t src_ld,      \
                                    size_t n, size_t dim) {                                         \
         transpose(dst, dst_ld, src, src_ld, n, dim, dtype);                                        \
@@ -288,15 +369,6 @@ INLINE vf exp_vector(vf x) {
     vf y = (vf)((vi)p + ((vi)shifted << 23));
     y = choose(x < -87.0f + zero, zero, y);
     return choose(x == x, y, x); /* NaN stays NaN */
-}
-
-INLINE float sum_lanes(vf v) {
-    float lanes[LANES];
-    store(lanes, v);
-    for (int half = LANES / 2; half; half /= 2) {
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    }
-    return lanes[0];
 }
 
 static float row_max(const float *x, size_t n) {
@@ -411,6 +483,8 @@ const cpu_kernels *KERNELS_TABLE(void) {
         .name = KERNELS_NAME,
         .gemm = {gemm_f32, gemm_f16, gemm_bf16},
         .transpose = {transpose_f32, transpose_f16, transpose_bf16},
+        .mix = {mix_f32, mix_f16, mix_bf16},
+        .squares = {squares_f32, squares_f16, squares_bf16},
         .to_f32 = {to_f32_f32, to_f32_f16, to_f32_bf16},
         .from_f32 = {from_f32_f32, from_f32_f16, from_f32_bf16},
         .max = row_max,
