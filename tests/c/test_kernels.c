@@ -85,6 +85,56 @@ static void products(void) {
     }
 }
 
+enum { MIX_COLUMNS = 7 };
+
+/* dst += p x panels from the other side; and sums of squares per lane */
+static void mix_case(const cpu_kernels *k, kvc_dtype dtype, size_t m, size_t panels) {
+    static float p[MOST_ROWS * 16 * MOST_PANELS], b[MOST_PANELS * MIX_COLUMNS * 16];
+    static float c[MOST_ROWS * (MIX_COLUMNS + 1)], one[MIX_COLUMNS];
+    size_t wide = 16 * panels, ld = MIX_COLUMNS + 1;
+    for (size_t i = 0; i < m * wide; i++) p[i] = draw();
+    for (size_t i = 0; i < panels * MIX_COLUMNS * 16; i++) b[i] = draw();
+    for (size_t i = 0; i < m * ld; i++) c[i] = 7;
+    void *w = store_as(b, panels * MIX_COLUMNS * 16, dtype);
+    REQUIRE(w);
+    k->mix[dtype](c, ld, p, wide, w, MIX_COLUMNS * 16, m, panels, MIX_COLUMNS);
+    for (size_t r = 0; r < m; r++) {
+        for (size_t column = 0; column < MIX_COLUMNS; column++) {
+            double want = 7;
+            for (size_t o = 0; o < wide; o++) {
+                want += (double)p[r * wide + o] * b[(o / 16 * MIX_COLUMNS + column) * 16 + o % 16];
+            }
+            CHECK(fabs(c[r * ld + column] - want) <= 1e-5 * (1 + fabs(want)));
+        }
+        CHECK(c[r * ld + MIX_COLUMNS] == 7); /* nothing beyond the last column */
+        for (size_t i = 0; i < MIX_COLUMNS; i++) one[i] = 7;
+        k->mix[dtype](one, ld, p + r * wide, wide, w, MIX_COLUMNS * 16, 1, panels, MIX_COLUMNS);
+        CHECK(memcmp(one, c + r * ld, sizeof one) == 0); /* alone as among the others */
+    }
+    float sums[16];
+    k->squares[dtype](sums, w, MIX_COLUMNS);
+    for (size_t lane = 0; lane < 16; lane++) {
+        double want = 0;
+        for (size_t d = 0; d < MIX_COLUMNS; d++)
+            want += (double)b[d * 16 + lane] * b[d * 16 + lane];
+        CHECK(fabs(sums[lane] - want) <= 1e-6 * (1 + want));
+    }
+    free(w);
+}
+
+static void mixtures(void) {
+    find_tables();
+    for (size_t t = 0; t < n_tables; t++) {
+        for (int dtype = 0; dtype < KVC_DTYPE_COUNT; dtype++) {
+            for (size_t m = 1; m <= MOST_ROWS; m++) {
+                for (size_t panels = 1; panels <= MOST_PANELS; panels++) {
+                    mix_case(tables[t], (kvc_dtype)dtype, m, panels);
+                }
+            }
+        }
+    }
+}
+
 static void transposing(void) {
     enum { ROWS = 37, COLS = 41 };
     static float src[ROWS * COLS], dst[COLS * 64];
@@ -241,6 +291,7 @@ static void angles(void) {
 }
 
 const test kernel_tests[] = {{"products", products},
+                             {"mixtures", mixtures},
                              {"transposing", transposing},
                              {"conversions", conversions},
                              {"exponentials", exponentials},
