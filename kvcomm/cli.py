@@ -130,6 +130,17 @@ def _resolve_layer_map(
     return arguments.layer_map
 
 
+#: Fields of `methods.Options` by the options that only `kvcomm eval` has.
+_METHOD_OPTIONS = {
+    "online": "online", "senders": "senders", "positions": "positions",
+    "search_records": "search_records", "beam": "beam", "backward": "backward",
+    "message_tokens": "message_tokens", "sender_aware": "sender_aware",
+    "cipher_temperature": "cipher_temperature", "rules": "rule", "from_layer": "from_layer",
+    "to_layer": "to_layer", "tokens": "token", "effect": "effect", "at_layers": "at_layer",
+    "controls": "control",
+}  # fmt: skip
+
+
 def _options(arguments: argparse.Namespace) -> "Options":
     from kvcomm.methods import Options
 
@@ -144,8 +155,13 @@ def _options(arguments: argparse.Namespace) -> "Options":
         alpha=arguments.alpha,
         level=arguments.level,
         shift_back=arguments.shift_back,
-        online=getattr(arguments, "online", None),
         seed=arguments.seed,
+        skip_first=arguments.skip_first,
+        **{
+            field: getattr(arguments, option)
+            for field, option in _METHOD_OPTIONS.items()
+            if hasattr(arguments, option)
+        },
     )
 
 
@@ -215,6 +231,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     from kvcomm.evaluate import evaluate
     from kvcomm.methods import methods
     from kvcomm.plan import divide
+    from kvcomm.runs import read_run
 
     task = tasks.find(arguments.task)
     chosen = methods(arguments.methods, _options(arguments))
@@ -238,7 +255,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     )
     sender, receiver = _load_pair(arguments, arguments.preset)
     about = {
-        "data": Path(arguments.data).name,
+        "data": Path(arguments.data).name if Path(arguments.data).exists() else arguments.data,
         "context": arguments.context or task.contexts[0],
         "calibration_data": Path(arguments.calibration or arguments.data).name
         if measured
@@ -265,7 +282,8 @@ def _eval(arguments: argparse.Namespace) -> int:
         progress=True,
         note=_say,
     )
-    return _show(summary, arguments, reports.write_report(summary, out, _title(summary)))
+    report = reports.write_report(summary, out, _title(summary), read_run(out)[1])
+    return _show(summary, arguments, report)
 
 
 def _title(summary: dict[str, Any]) -> str:
@@ -287,7 +305,8 @@ def _report(arguments: argparse.Namespace) -> int:
         raise FormatError(f"{folder}: the run has no records yet")
     summary = json.loads(dumps(summarise(run, records)))
     write_json(folder / SUMMARY, summary)
-    return _show(summary, arguments, reports.write_report(summary, folder, _title(summary)))
+    report = reports.write_report(summary, folder, _title(summary), records)
+    return _show(summary, arguments, report)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from kvcomm.methods import Options, methods
 from kvcomm.model import Model
 from kvcomm.plan import divide
 from kvcomm.records import RECORDS
-from kvcomm.runs import CALIBRATION, RUN, SUMMARY
+from kvcomm.runs import CALIBRATION, RUN, SUMMARY, read_run
 
 QUESTIONS = "multihop.json"
 N_CALIBRATION = 8
@@ -58,10 +58,14 @@ def run(
         methods(("baseline", "skyline", "kvcomm"), OPTIONS),
         out,
         batch_size=BATCH_SIZE,
-        about={"data": f"shipped questions, {QUESTIONS}", "context": "gold"},
+        about={
+            "data": f"shipped questions, {QUESTIONS}",
+            "context": "gold",
+            "published_protocol": False,
+        },
         command=("kvcomm", "demo", "--model", model_name)
         + (() if limit is None else ("--limit", str(limit))),
         progress=True,
         note=note,
     )
-    return summary, report.write_report(summary, out, TITLE)
+    return summary, report.write_report(summary, out, TITLE, read_run(out)[1])

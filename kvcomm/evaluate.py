@@ -33,10 +33,12 @@ from kvcomm.tasks import Example, Task
 BATCH_BYTES = 1 << 30
 
 #: Fields of a line of the log, in order. A record that failed has "error" besides; one whose answer
-#: is reasoning that never ended, of which nothing is scored, has "reasoning_cut_off": true.
+#: is reasoning that never ended, of which nothing is scored, has "reasoning_cut_off": true; one of a
+#: method that passes text has it as "message".
 FIELDS = (
-    "id", "index", "method", "settings", "prompt_sha256", "answer", "token_ids", "gold", "match",
-    "f1", "em", "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens", "seconds",
+    "id", "index", "method", "settings", "prompt_sha256", "question", "answer", "token_ids", "gold",
+    *metrics.NAMES, "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens",
+    "seconds",
 )  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def evaluate(
         sender.origin.check_receiver(
             receiver.origin, read, layer_map, any_tokenizer=receiver.any_tokenizer
         )
-    writer = Prompts(bench, task, plan, max_input_tokens)
+    writer = bench.prompts = Prompts(bench, task, plan, max_input_tokens)
     run = {
         "settings": {
             **_settings(bench, task, plan, calibrated),
@@ -155,8 +157,9 @@ def evaluate(
     }
     with locked(out):
         resumed = enter(out, run)
+        bench.calibration = [writer.item(n, one) for n, one in enumerate(plan.calibration)]
         if calibrated:
-            bench.scores = _calibration(bench, plan, writer, out / CALIBRATION, resumed)
+            bench.scores = _calibration(bench, out / CALIBRATION, resumed)
         bench.read_layers = _layers(methods, bench)
         _answer(bench, task, plan, methods, writer, out, batch_size, progress, note)
         summary: dict[str, Any] = json.loads(dumps(summarise(*read_run(out))))
@@ -169,6 +172,7 @@ def _settings(bench: Bench, task: Task, plan: Plan, calibrated: bool) -> dict[st
     given = bench.scores if calibrated else None
     return {
         "task": task.name,
+        "metric": task.metric,
         "closed_answers": task.closed,
         "preset": bench.preset,
         "sender": _described(bench.sender.model),
@@ -203,15 +207,13 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _calibration(
-    bench: Bench, plan: Plan, writer: Prompts, path: Path, resumed: bool
-) -> LayerScores:
+def _calibration(bench: Bench, path: Path, resumed: bool) -> LayerScores:
     """The layer scores of the run: those it began with, as given, or measured now and kept."""
     if resumed and path.exists():
         return LayerScores.load(path)
     scores = bench.scores
     if scores is None:
-        scores = measure(bench, [writer.item(n, one) for n, one in enumerate(plan.calibration)])
+        scores = measure(bench, bench.calibration)
     scores.save(path)
     return scores
 
@@ -279,16 +281,17 @@ def _answer(
             note(f"{log.path}: doing {log.n_dropped} failed, repeated or foreign records again")
         if done:
             note(f"going on: {len(done)} of {len(wanted)} answers are there")
-        score = _Running({row.key: row.method.label for row in rows}, log.records)
+        score = _Running({row.key: row.method.label for row in rows}, task.metric, log.records)
         room = BATCH_BYTES // max(m.memory["kv_per_token"] for m in _models(bench))
-        for batch in _batches(items, batch_size, room):
+        batches = list(_batches(items, batch_size, room))
+        for batch, upcoming in zip(batches, [*batches[1:], []], strict=True):
             for row in rows:
                 todo = [n for n in batch if (plan.scored[n].id, row.key) not in done]
                 for number, result in _attempt(row.method, bench, items, todo):
                     record = log.append(_record(plan.scored[number], row, result, task))
                     bar.set_postfix_str(score.add(record), refresh=False)
                     bar.update()
-            bench.forget()
+            bench.forget([items[n] for n in upcoming if isinstance(items[n], Item)])
 
 
 def _models(bench: Bench) -> tuple[Model, Model]:
@@ -354,6 +357,7 @@ def _record(example: Example, row: _Row, result: Outcome | Exception, task: Task
     record: Record = dict.fromkeys(FIELDS) | {
         "id": example.id,
         "index": example.index,
+        "question": example.question,
         "method": row.method.name,
         "settings": {**row.settings, "layers": None},
         "gold": example.answers,
@@ -362,17 +366,19 @@ def _record(example: Example, row: _Row, result: Outcome | Exception, task: Task
     if isinstance(result, Exception):
         return record | {"error": f"{type(result).__name__}: {' '.join(str(result).split())}"}
     stripped = metrics.strip_reasoning(result.answer)
-    judged = metrics.score(stripped.text, example.answers, closed=task.closed)
+    judged = metrics.score(
+        stripped.text, example.answers, closed=task.closed, choices=example.choices
+    )
     if stripped.cut_off:
         record["reasoning_cut_off"] = True
+    if result.message is not None:
+        record["message"] = result.message
     return record | {
         "settings": {**row.settings, "layers": result.layers},
         "prompt_sha256": _digest([ids.tolist() for ids in result.prompts]),
         "answer": result.answer,
         "token_ids": result.token_ids,
-        "match": judged.match,
-        "f1": judged.f1,
-        "em": judged.em,
+        **{name: getattr(judged, name) for name in metrics.NAMES},
         "nll": result.nll,
         "n_gold_tokens": result.n_gold_tokens,
         "message_bytes": result.message_bytes,
@@ -385,29 +391,29 @@ def _record(example: Example, row: _Row, result: Outcome | Exception, task: Task
 class _Running:
     """The score so far of the method that answered last, for the progress bar.
 
-    labels: of the methods, by the key of their lines.
+    labels: of the methods, by the key of their lines. metric: the data set's.
     """
 
-    def __init__(self, labels: Mapping[str, str], records: Sequence[Record]) -> None:
-        self._labels = labels
+    def __init__(self, labels: Mapping[str, str], metric: str, records: Sequence[Record]) -> None:
+        self._labels, self._metric = labels, metric
         self._nll: dict[str, dict[str, float]] = {label: {} for label in labels.values()}
-        self._match: dict[str, list[float]] = {label: [] for label in labels.values()}
+        self._scores: dict[str, list[float]] = {label: [] for label in labels.values()}
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> str:
         """Count a record; returns the line to show."""
         label = self._labels[_key(record["method"], record["settings"])]
-        nll, matches = self._nll[label], self._match[label]
+        nll, scores = self._nll[label], self._scores[label]
         if "error" not in record:
-            matches.append(record["match"])
+            scores.append(record[self._metric])
             if record["nll"] is not None:
                 nll[record["id"]] = record["nll"]
         if not nll:
             return f"{label}: nothing done"
         share = self._recovered(nll)
         return (
-            f"{label}: match {sum(matches) / len(matches):.2f}, "
+            f"{label}: {self._metric} {sum(scores) / len(scores):.2f}, "
             f"nll {sum(nll.values()) / len(nll):.1f}"
         ) + ("" if share is None else f", recovered {share:.2f}")
 

@@ -5,10 +5,14 @@ takes time, so that help is instant.
 """
 
 import argparse
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 Command = Callable[[argparse.Namespace], int]
+
+#: Commands in files of their own, kvcomm/commands/NAME.py.
+OWN_FILES = ("reproduce", "score", "cost", "make_data")
 
 #: No model has more; a slip of the finger should not fill the memory.
 _MOST_LAYERS = 9999
@@ -125,6 +129,11 @@ def _add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
         "random, contiguous (the ends of --layers), attention_level (with --level), layers, all",
     )  # fmt: skip
     group.add_argument(
+        "--skip-first", dest="skip_first", action=argparse.BooleanOptionalAction, default=None,
+        help="leave the first context token out of the attention mass, or count it (default: as "
+        "the preset does)",
+    )  # fmt: skip
+    group.add_argument(
         "--alpha", type=float, default=1.0, metavar="A",
         help="weight of the attention against the Gaussian over depth (default 1)",
     )  # fmt: skip
@@ -145,12 +154,88 @@ def _add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
-    group.add_argument("--task", required=True, help="hotpotqa, qasper or countries")
-    group.add_argument("--data", required=True, metavar="FILE", help="the records: JSON or JSONL")
+    group.add_argument(
+        "--task", required=True,
+        help="hotpotqa, qasper, musique, 2wikimqa, multifieldqa_en, countries, tipsheets, tmath, "
+        "samsum or mmlu",
+    )  # fmt: skip
+    group.add_argument(
+        "--data", required=True, metavar="FILE",
+        help="the records: JSON, JSON lines, Parquet (for mmlu also CSV); where there is no such "
+        "file, ORG/NAME[:CONFIG][:SPLIT] of the hub",
+    )  # fmt: skip
     group.add_argument(
         "--context", choices=("gold", "full"),
         help="what the sender reads: the supporting sentences only, or all there is (default: as "
         "published for the task)",
+    )  # fmt: skip
+
+
+def _add_methods(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("methods")
+    group.add_argument(
+        "--methods", type=_words, default=("baseline", "skyline", "kvcomm"), metavar="LIST",
+        help="of baseline, skyline, kvcomm, nld, cipher, ac, prepend_hidden, token_importance, "
+        "control (default baseline,skyline,kvcomm)",
+    )  # fmt: skip
+    group.add_argument(
+        "--online", type=int, metavar="T", help="kvcomm: choose layers again at every T-th record"
+    )
+    group.add_argument(
+        "--senders", default="one", choices=("one", "split", "documents"),
+        help="kvcomm, nld, cipher: who reads the context: one sender (default), two with half of "
+        "it each, or one per document",
+    )  # fmt: skip
+    group.add_argument(
+        "--positions", default="published", choices=("published", "sequential"),
+        help="of several senders' keys: overlapping (default) or one behind the other",
+    )  # fmt: skip
+    group.add_argument(
+        "--search-records", type=int, default=6, metavar="N",
+        help="strategy search: calibration records to go by (default 6)",
+    )  # fmt: skip
+    group.add_argument(
+        "--beam", type=int, default=1, metavar="B", help="strategy search: sets kept (default 1)"
+    )
+    group.add_argument(
+        "--backward", action="store_true", help="strategy search: try to drop and replace layers"
+    )
+    group.add_argument(
+        "--message-tokens", type=int, default=256, metavar="N",
+        help="nld, cipher: most tokens of what each agent writes first (default 256)",
+    )  # fmt: skip
+    group.add_argument(
+        "--sender-aware", action="store_true",
+        help="nld, cipher: tell the sender what its text is for",
+    )  # fmt: skip
+    group.add_argument(
+        "--cipher-temperature", type=float, metavar="T",
+        help="cipher: of the mean embedding (default 0.7; preset reference 1.0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--rule", type=_words, default=("replace",), metavar="R",
+        help="ac: replace (default), sum, mean, several by comma",
+    )  # fmt: skip
+    group.add_argument(
+        "--from-layer", type=int, metavar="K", help="ac, prepend_hidden: layer of the sender"
+    )
+    group.add_argument(
+        "--to-layer", type=int, metavar="J", help="ac, prepend_hidden: layer of the receiver"
+    )
+    group.add_argument(
+        "--token", type=_words, default=("last",), metavar="T",
+        help="token_importance: first, last (default), random, none, several by comma",
+    )  # fmt: skip
+    group.add_argument(
+        "--effect", default="keep", choices=("keep", "zero"),
+        help="token_importance: keep only that token's hidden state (default), or zero it",
+    )  # fmt: skip
+    group.add_argument(
+        "--at-layer", type=_numbers, metavar="LIST", help="token_importance: layers (default L/2)"
+    )
+    group.add_argument(
+        "--control", type=_words, default=("wrong_context", "shuffled", "noise", "random"),
+        metavar="C", help="control: wrong_context, shuffled, noise, random (default all)",
     )  # fmt: skip
 
 
@@ -192,10 +277,7 @@ def parser(
     evaluate = command("eval", "compare methods on a data set, and report")
     _add_models(evaluate)
     _add_data(evaluate)
-    evaluate.add_argument(
-        "--methods", type=_words, default=("baseline", "skyline", "kvcomm"), metavar="LIST",
-        help="default baseline,skyline,kvcomm",
-    )  # fmt: skip
+    _add_methods(evaluate)
     _add_layers(evaluate, several=True)
     evaluate.add_argument(
         "--calibration", metavar="FILE",
@@ -209,9 +291,6 @@ def parser(
         help="with --preset reference: calibrate on the first records of the data and score them "
         "too, as the published code does",
     )  # fmt: skip
-    evaluate.add_argument(
-        "--online", type=int, metavar="T", help="choose layers again at every T-th record"
-    )
     evaluate.add_argument("--limit", type=int, metavar="N", help="score at most N records")
     evaluate.add_argument(
         "--batch-size", type=int, default=8, metavar="B",
@@ -264,6 +343,16 @@ def parser(
         "--cut", action="store_true", help="cut the middle out of a context that is too long"
     )
     _add_json(generate)
+
+    for name in OWN_FILES:
+        module = importlib.import_module(f"kvcomm.commands.{name}")
+        sub = subs.add_parser(
+            name.replace("_", "-"),
+            help=module.HELP,
+            description=module.HELP[0].upper() + module.HELP[1:] + ".",
+        )
+        sub.set_defaults(run=module.run)
+        module.add_options(sub)
 
     convert = command("convert", "turn a GGUF file into a Hugging Face folder")
     convert.add_argument("gguf", metavar="model.gguf")

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvcomm import metrics
 from kvcomm.errors import FormatError
 from kvcomm.records import RECORDS, Record, dumps, parse, write_json
 from kvcomm.selection import LayerScores
@@ -40,12 +41,13 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
             "preset": scores.preset,
             "n_samples": scores.n_samples,
             "mass": scores.mass.tolist(),
+            "head_mass": scores.sample_mass.mean(axis=0).tolist(),
         }
     return run, _read_records(folder / RECORDS)
 
 
 #: Fields of a line of the log that a summary needs.
-_FIELDS = ("id", "method", "settings", "match", "f1", "em", "nll", "message_bytes", "seconds")
+_FIELDS = ("id", "method", "settings", *metrics.NAMES, "nll", "message_bytes", "seconds")
 
 
 def _read_records(path: Path) -> list[Record]:

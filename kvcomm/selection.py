@@ -2,7 +2,7 @@
 
 Owns `calibrate` and its result `LayerScores`, the table of strategies, and the number of layers
 that a ratio means in either preset. The arithmetic of scores is the core's; the attention mass
-is measured by `Receiver.mass`. Does not run models itself.
+is measured by `Receiver.mass`; search.py tries layers out. Does not run models itself.
 """
 
 import json
@@ -10,7 +10,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,8 @@ SIGMA = 10.0
 #: Seed of the published random selection.
 SEED = 42
 
-VERSION = 1
+#: Version 1 did not say whether the first token was counted: as the preset has it, it is taken.
+VERSION = 2
 FORMAT = "kvcomm.layer_scores"
 
 
@@ -113,6 +114,15 @@ def _contiguous(choice: _Choice) -> Sequence[int]:
     return range(first, last + 1)
 
 
+def _search(choice: _Choice) -> Iterable[int]:
+    if choice.layers is None:
+        raise ValueError(
+            "layers: strategy 'search' finds them on samples with gold answers: give it the layers "
+            "of a SearchResult, from kvcomm.search.search"
+        )
+    return choice.layers
+
+
 def _needed(name: str, value: Any) -> Any:
     if value is None:
         raise ValueError(f"{name}: the strategy needs it")
@@ -129,6 +139,7 @@ STRATEGIES: dict[str, Callable[[_Choice], Iterable[int]]] = {
     "attention_level": _attention_level,
     "layers": lambda choice: _needed("layers", choice.layers),
     "all": lambda choice: range(choice.n_layers),
+    "search": _search,
 }
 
 #: Those that look at the attention mass, and so need a calibration.
@@ -160,7 +171,7 @@ def choose(
         A key of `STRATEGIES`: "attention" (alpha = 1), "attention_gaussian", "gaussian"
         (alpha = 0), "random" (without replacement, by `seed`), "contiguous" (`first` .. `last`,
         both included), "attention_level" (the M layers ranked level * M and after), "layers" (an
-        explicit list), "all".
+        explicit list), "all", "search" (those that `search.search` found, as `layers`).
     n_layers
         L, layers of the sender.
     mass
@@ -220,12 +231,37 @@ class LayerScores:
         Whose rules measured it and choose by it.
     sender, receiver
         Fingerprints of the two models.
+    skip_first
+        Whether the first context token is left out of the mass; None: as the preset has it.
+    sample_first
+        The weight on that token alone, in either case, as `sample_mass`; None: not known.
     """
 
     sample_mass: NDArray[np.float64] = field(repr=False)
     preset: Preset
     sender: str
     receiver: str
+    skip_first: bool | None = None
+    sample_first: NDArray[np.float64] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.skip_first is None:
+            object.__setattr__(self, "skip_first", self.preset == "reference")
+
+    def skipping(self, first: bool) -> "LayerScores":
+        """The same calibration with the first context token left out of the mass, or counted.
+
+        Raises
+        ------
+        ValueError
+            The calibration is the other one and does not know the token's share.
+        """
+        if first == self.skip_first:
+            return self
+        if self.sample_first is None:
+            raise ValueError("skip_first: the share of the first token was not measured")
+        change = -self.sample_first if first else self.sample_first
+        return replace(self, sample_mass=self.sample_mass + change, skip_first=first)
 
     @property
     def mass(self) -> NDArray[np.float64]:
@@ -280,10 +316,12 @@ class LayerScores:
             "format": FORMAT,
             "version": VERSION,
             "preset": self.preset,
+            "skip_first": self.skip_first,
             "sender": self.sender,
             "receiver": self.receiver,
             "mass": self.mass.tolist(),
             "sample_mass": self.sample_mass.tolist(),
+            "sample_first": None if self.sample_first is None else self.sample_first.tolist(),
         }
         write_whole(path, (json.dumps(document, allow_nan=False) + "\n").encode())
 
@@ -303,18 +341,32 @@ class LayerScores:
             document = json.loads(Path(os.fsdecode(path)).read_bytes())
             if document["format"] != FORMAT:
                 raise FormatError(f"{where}: format {document['format']!r}, expected {FORMAT!r}")
-            if document["version"] != VERSION:
-                raise FormatError(f"{where}: version is {document['version']}, expected {VERSION}")
-            sample_mass = np.array(document["sample_mass"], np.float64)
+            if document["version"] not in (1, VERSION):
+                raise FormatError(
+                    f"{where}: version is {document['version']}, expected 1 or {VERSION}"
+                )
             check_preset(document["preset"])
-            scores = cls(sample_mass, document["preset"], document["sender"], document["receiver"])
+            skip_first, first = document.get("skip_first"), document.get("sample_first")
+            if document["version"] > 1 and not isinstance(skip_first, bool):
+                raise FormatError(f"{where}: skip_first is {skip_first!r}, expected true or false")
+            scores = cls(
+                np.array(document["sample_mass"], np.float64),
+                document["preset"],
+                document["sender"],
+                document["receiver"],
+                skip_first,
+                None if first is None else np.array(first, np.float64),
+            )
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
                 raise
             raise FormatError(f"{where} is not such a file: {error!r}") from None
-        if sample_mass.ndim != 3 or 0 in sample_mass.shape:
+        shape = scores.sample_mass.shape
+        if len(shape) != 3 or 0 in shape:
+            raise FormatError(f"{where}: sample_mass has shape {shape}, expected 3 axes")
+        if scores.sample_first is not None and scores.sample_first.shape != shape:
             raise FormatError(
-                f"{where}: sample_mass has shape {sample_mass.shape}, expected 3 axes"
+                f"{where}: sample_first has shape {scores.sample_first.shape}, expected {shape}"
             )
         return scores
 
@@ -349,12 +401,15 @@ def calibrate(
     positions
         Of several senders, as in `Receiver.answer`.
     skip_first
-        Leave the first context token out of the sum (None: the preset's way).
+        Leave the first context token out of the sum (None: the preset's way). Of a model whose
+        attention rests on that token it decides which layers are chosen; which way is better
+        differs between models (benchmarks/results/first_token.md).
 
     Returns
     -------
     LayerScores
-        Mass over the sender's layers.
+        Mass over the sender's layers; `LayerScores.skipping` gives the other way without measuring
+        again.
 
     Raises
     ------
@@ -365,6 +420,7 @@ def calibrate(
     """
     check_preset(preset)
     target = check_layer_map(layer_map, sender.model.n_layers, receiver.model.n_layers)
+    skip = preset == "reference" if skip_first is None else skip_first
     rows = []
     for context, question in samples:
         several = isinstance(context, tuple) and not is_ids(context)
@@ -372,21 +428,29 @@ def calibrate(
             sender.read(one, preset=preset, trim=False)
             for one in (context if several else (context,))
         )
-        mass = receiver.mass(
-            question,
-            packets,
-            skip_first=skip_first,
-            layer_map=layer_map,
-            positions=positions,
+        mass, other = (
+            receiver.mass(
+                question, packets, skip_first=skipped, layer_map=layer_map, positions=positions
+            )[list(target)]
+            for skipped in (skip, not skip)
         )
-        rows.append(mass[list(target)])
+        rows.append((mass, other - mass if skip else mass - other))
     if not rows:
         raise ValueError("samples: a calibration needs at least one")
-    sample_mass = np.stack(rows)
+    sample_mass, sample_first = (np.stack(values) for values in zip(*rows, strict=True))
     if not np.isfinite(sample_mass).all():
         if preset == "paper":
             sample, layer, _ = np.argwhere(~np.isfinite(sample_mass))[0]
             raise NumericError(f"attention mass of sample {sample}, layer {layer} is not finite")
         broken = ~np.isfinite(sample_mass).all(axis=2, keepdims=True)
-        sample_mass = np.where(broken, 0.0, sample_mass)
-    return LayerScores(sample_mass, preset, sender.model.fingerprint, receiver.model.fingerprint)
+        sample_mass, sample_first = (
+            np.where(broken, 0.0, values) for values in (sample_mass, sample_first)
+        )
+    return LayerScores(
+        sample_mass,
+        preset,
+        sender.model.fingerprint,
+        receiver.model.fingerprint,
+        skip,
+        sample_first,
+    )

@@ -82,10 +82,13 @@ def difference(
     resamples: int = 2000,
     level: float = 0.95,
 ) -> Interval:
-    """The mean of first - second, record by record: both [n], the same records in order.
+    """The paired bootstrap: the mean of first - second, record by record, with its interval.
 
-    Resampling whole records keeps the pairs together, so what makes a record easy for both
-    methods cancels.
+    Both are [n], the same records in the same order. Resampling whole records keeps the pairs
+    together, so what makes a record easy for both methods cancels. An interval without 0 says
+    that the methods differ by more than the choice of records explains, at `level` and for this
+    one comparison; over many comparisons some will by chance. Few records make a percentile
+    interval too narrow: with n below about 20 take it as a hint.
 
     Raises
     ------

@@ -15,7 +15,7 @@ from kvcomm.records import Record
 
 #: Fields of a record whose means a summary has, and those of its "seconds".
 MEANS = (
-    "match", "f1", "em", "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens",
+    *metrics.NAMES, "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens",
 )  # fmt: skip
 SECONDS = ("sender", "transfer", "first_token", "total")
 

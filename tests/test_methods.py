@@ -14,6 +14,7 @@ from kvcomm.methods.kvcomm import KVComm
 from kvcomm.methods.skyline import Skyline
 from kvcomm.model import Model
 from kvcomm.selection import calibrate
+from kvcomm.tasks import Example
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "gemma3"])
@@ -34,7 +35,9 @@ def items() -> list[Item]:
     for number, (context, question) in enumerate(((30, 9), (17, 12), (44, 5))):
         one, other = ids(context), ids(question)
         gold = (ids(3), ids(4)) if number == 1 else (ids(3),)
-        made.append(Item(number, one, other, other, np.concatenate([one, other]), 0, 2, gold))
+        example = Example(str(number), number, "a context", "a question", ("an answer",))
+        both = np.concatenate([one, other])
+        made.append(Item(number, example, one, other, other, both, context, 0, 2, gold))
     return made
 
 

@@ -1,8 +1,10 @@
 """Metrics: the published match against every recorded run, and hand-computed cases."""
 
+import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -24,11 +26,30 @@ def test_match_equals_every_recorded_run(shared, name):
                     continue
                 gold = items[run["item"]]["gold"]
                 answers = [gold] if isinstance(gold, str) else gold
-                scored = metrics.score(run["text"], answers)
-                assert scored.match == run["metric"], (task, run["text"])
-                assert scored.set_f1 == pytest.approx(run["set_f1"], abs=1e-6), (task, run["text"])
+                assert metrics.match(run["text"], answers) == run["metric"], (task, run["text"])
+                shared_words = metrics.best_set_f1(run["text"], answers)
+                assert shared_words == pytest.approx(run["set_f1"], abs=1e-6), (task, run["text"])
                 checked += 1
     assert checked == 144  # 24 items, six methods
+
+
+def test_published_rouge_equals_every_recorded_run(shared):
+    ours, published = [], []
+    for name in ("oracle_smollm2", "oracle_qwen05"):
+        oracle = json.loads((shared / "reference" / f"{name}.json").read_text())
+        items = oracle["items"]["tmath"]["items"]
+        for run in (run for runs in oracle["runs"]["tmath"].values() for run in runs):
+            answers = [items[run["item"]]["gold"]]
+            found = metrics.published_rouge_l(run["text"], answers)
+            assert found == pytest.approx(run["metric"], abs=2e-6), run["text"]
+            published.append(run["metric"])
+            ours.append(metrics.rouge_l(run["text"], answers)[0])
+    # What the docstring says of the difference to rouge-score's recall.
+    assert len(published) == 16
+    assert sum(published) / 16 == pytest.approx(0.151, abs=5e-4)
+    assert sum(ours) / 16 == pytest.approx(0.222, abs=5e-4)
+    ratios = [one / other for one, other in zip(ours, published, strict=True)]
+    assert (round(min(ratios), 1), round(max(ratios), 1)) == (0.8, 5.1)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +99,99 @@ def test_match_is_strict_about_one_half():
 
 
 def test_the_best_of_several_answers_counts():
-    assert metrics.score("Paris", ["Rome", "Paris"]) == metrics.Score(1.0, 1.0, 1.0, 1.0)
+    best = metrics.score("Paris", ["Rome", "Paris"])
+    assert best == metrics.Score(*[1.0] * 7, accuracy=None)
+    picked = metrics.score("Paris", ["Rome", "Paris"], choices=["Rome", "Paris", "Oslo"])
+    assert picked.accuracy == 1.0
+
+
+def test_a_score_has_every_name():
+    fields = {field.name for field in dataclasses.fields(metrics.Score)}
+    assert metrics.NAMES == ("match", "f1", "em", "rouge_l_recall", "rouge_l_f", "accuracy")
+    assert set(metrics.NAMES) < fields
+
+
+# ---- ROUGE-L and accuracy
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "recall", "f", "published"),
+    [
+        # Common subsequence "the cat sat": 3 of 6 tokens, 3 of 4 of the prediction.
+        ("the black cat sat", "the cat sat on the mat", 0.5, 0.6, 3 / 5),
+        ("The Cat, sat.", "the cat sat", 1.0, 1.0, 1 / 3),  # published, case and commas count
+        ("b a", "a b", 0.5, 0.5, 0.5),  # of "b" and "a" one can be common
+        # Sentences meet one by one, and their words are put together.
+        ("two. one", "one. two", 0.5, 0.5, 1.0),
+        ("a a a", "a", 1.0, 0.5, 1.0),
+        ("a", "a a a", 1 / 3, 0.5, 1.0),  # sets
+        ("x=2", "x=2", 1.0, 1.0, 1.0),
+        ("x=2", "x = 2", 1.0, 1.0, 0.0),
+        ("\u6771\u4eac", "\u6771\u4eac", 0.0, 0.0, 1.0),  # no a-z and 0-9
+        ("", "paris", 0.0, 0.0, 0.0),
+        (" \n", "paris", 0.0, 0.0, 0.0),
+        ("paris", "...", 0.0, 0.0, 0.0),
+        ("...", "paris", 0.0, 0.0, 0.0),
+        (" . ", "paris . ", 0.0, 0.0, 0.0),
+        ("\ud800", "paris", 0.0, 0.0, 0.0),
+        ("\x00", "paris", 0.0, 0.0, 0.0),
+    ],
+)
+def test_rouge(prediction, answer, recall, f, published):
+    assert metrics.rouge_l(prediction, [answer]) == pytest.approx((recall, f))
+    assert metrics.published_rouge_l(prediction, [answer]) == pytest.approx(published)
+
+
+def test_rouge_takes_the_best_answer_for_each_value():
+    answers = ["one two three four", "one"]
+    # Recall: 1 of 4 and 1 of 1. F: 2 / (3 + 4) and 2 / (3 + 1).
+    assert metrics.rouge_l("one x y", answers) == (1.0, 0.5)
+    assert metrics.published_rouge_l("one x y", answers) == 1.0
+
+
+LETTERS = ("A", "B", "C", "D")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "right"),
+    [
+        ("B", 1.0),
+        ("(B)", 1.0),
+        ("B. Because A is odd", 1.0),
+        ("The answer is **B**.", 1.0),
+        ("Answer:B", 1.0),
+        ("B\n\nC", 1.0),
+        ("A or B", 0.0),  # the first one counts
+        ("A better one is B", 0.0),  # an article reads as a letter
+        ("Because", 0.0),
+        ("b", 0.0),
+        ("B2", 0.0),
+        ("E", 0.0),
+        ("", 0.0),
+        (" \n", 0.0),
+        ("\ud800", 0.0),
+    ],
+)
+def test_accuracy_goes_by_the_first_letter_that_stands_alone(prediction, right):
+    assert metrics.accuracy(prediction, ["B"], LETTERS) == right
+    assert metrics.score(prediction, ["B"], choices=LETTERS).accuracy == right
+
+
+def test_accuracy_by_names():
+    choices = ["Ash", "Ash Foods", "Elm (North)"]
+    assert metrics.accuracy("I take Ash Foods.", ["Ash Foods"], choices) == 1.0  # the longest
+    assert metrics.accuracy("I take Ash.", ["Ash Foods"], choices) == 0.0
+    assert metrics.accuracy("Elm (North), not Ash", ["Elm (North)"], choices) == 1.0
+    assert metrics.accuracy("Elm (North), not Ash", ["Ash", "Elm (North)"], choices) == 1.0
+
+
+@pytest.mark.parametrize("choices", [(), "ABCD"])
+def test_accuracy_needs_choices(choices):
+    with pytest.raises(ValueError, match=f"choices: {re.escape(repr(choices))}, expected a seq"):
+        metrics.accuracy("A", ["A"], choices)
+
+
+# ---- yes, no, and texts that are no words
 
 
 @pytest.mark.parametrize(
@@ -148,7 +261,13 @@ def test_em_normalises_as_the_published_script(one, other, equal):
     assert metrics.normalise("1990-1995") == "19901995"
 
 
-@pytest.mark.parametrize("measure", [metrics.match, metrics.f1, metrics.em, metrics.score])
+@pytest.mark.parametrize(
+    "measure",
+    [
+        metrics.match, metrics.f1, metrics.em, metrics.score, metrics.rouge_l,
+        metrics.published_rouge_l, lambda *given: metrics.accuracy(*given, LETTERS),
+    ],
+)  # fmt: skip
 def test_what_is_no_answer_is_refused(measure):
     with pytest.raises(TypeError, match="prediction: NoneType"):
         measure(None, ["Paris"])
@@ -227,6 +346,7 @@ def test_the_lexicon_is_not_read_before_it_is_needed():
     code = (
         "import sys, kvcomm.metrics, kvcomm.lexicon as l;"
         "assert l.load.cache_info().currsize == 0; assert 'nltk' not in sys.modules;"
+        "assert 'rouge_score' not in sys.modules;"
         "kvcomm.metrics.match('a dog', ['dog']); assert l.load.cache_info().currsize == 1"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))

@@ -1,112 +1,145 @@
-"""Tables, the one-line finding, plots and the HTML file, from records made by hand."""
+"""Tables, the finding, the notes and the HTML file, against runs made by hand."""
 
 import base64
 import re
-import xml.etree.ElementTree as ElementTree
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from made_runs import METHODS, N_LAYERS, interval, many, method, records, summary
 
 from kvcomm import report
-from kvcomm.records import Record
-from kvcomm.summary import summarise
+from kvcomm.report import answers, words
 
-N_LAYERS = 10
-
-#: label, method, settings, layers, bytes, nll of three records
-METHODS: list[tuple[str, str, dict[str, Any], list[int] | None, int, tuple[float, ...]]] = [
-    ("baseline", "baseline", {}, None, 0, (10.0, 12.0, 14.0)),
-    ("skyline", "skyline", {}, None, 0, (4.0, 4.0, 4.0)),
-    ("kvcomm 0.3", "kvcomm", {"strategy": "attention_gaussian", "ratio": 0.3}, [1, 4, 5],
-     1_380_000, (7.0, 8.0, 9.0)),
-    ("random 0.3", "kvcomm", {"strategy": "random", "ratio": 0.3}, [0, 2, 9],
-     1_380_000, (9.0, 11.0, 14.5)),
-    ("all layers", "kvcomm", {"strategy": "all", "ratio": None}, list(range(10)),
-     4_600_000, (4.5, 4.5, 4.5)),
-]  # fmt: skip
+LABELS = [one[0] for one in METHODS]
 
 
-def made(
-    *, nll: dict[str, tuple[float, ...]] | None = None, leave_out: tuple[str, ...] = (),
-    failed: int = 0, name: str = "tiny <b>", gold: str = "Ann",
-) -> dict[str, Any]:  # fmt: skip
-    """A summary of a run of three records."""
-    chosen = [method for method in METHODS if method[0] not in leave_out]
-    model = {"model": name, "fingerprint": "f" * 64, "n_layers": N_LAYERS, "dtype": "f32"}
-    run = {
-        "settings": {
-            "task": "hotpotqa", "closed_answers": True, "seed": 42, "preset": "paper",
-            "sender": model, "receiver": model,
-        },
-        "environment": {
-            "command": ["kvcomm", "eval", "--data", "a file.json"], "batch_size": 8,
-            "machine": {"threads": 2, "processor": "a & b"},
-        },
-        "excluded": {"calibration": ["c0"], "no gold answer": []},
-        "methods": [{"label": m[0], "method": m[1], "settings": m[2]} for m in chosen],
-        "calibration": {
-            "preset": "paper", "n_samples": 1, "mass": [0.1 * (1 + n % 4) for n in range(N_LAYERS)]
-        },
-    }  # fmt: skip
-    records: list[Record] = []
-    for label, method, settings, layers, n_bytes, values in chosen:
-        for number, value in enumerate((nll or {}).get(label, values)):
-            record: Record = {
-                "id": f"r{number}", "method": method, "settings": {**settings, "layers": layers},
-                "gold": [gold],
-                "match": float(number == 0), "f1": 0.5, "em": 0.0, "nll": value,
-                "n_gold_tokens": 3, "message_bytes": n_bytes, "receiver_tokens": 66,
-                "cut_tokens": 0,
-                "seconds": {"sender": 0.1, "transfer": 0.0, "first_token": 0.012, "total": 1.5},
-            }  # fmt: skip
-            if label == "all layers" and number < failed:
-                record["error"] = "ValueError: broken"
-            records.append(record)
-    return summarise(run, records)
+# ---- tables --------------------------------------------------------------------------------
 
 
 def test_the_table_has_every_column_with_values_by_hand() -> None:
-    text = report.text_table(made())
+    text = report.text_table(summary())
     heads, rule, *lines = text.splitlines()
-    assert heads.split() == [
-        "method", "layers", "recovered", "nll", "match", "F1", "EM", "message", "prefilled",
-        "first", "token", "n",
+    assert re.split(r"  +", heads) == [
+        "method", "layers", "recovered", "nll", "match*", "F1", "EM", "message", "prefilled",
+        "first token", "n",
     ]  # fmt: skip
     assert set(rule) == {"-"}
     row = next(line for line in lines if line.startswith("kvcomm 0.3"))
-    # recovered: (36 - 24) / (36 - 12); nll: 24 / 3; match: one of three.
-    assert row.split()[2:] == [
-        "3/10", "0.50", "8.00", "0.33", "0.50", "0.00", "1.38", "MB", "66", "12", "ms", "3",
+    assert re.split(r"  +", row) == [
+        "kvcomm 0.3", "3/10", "0.50", "8.00", "0.33", "0.50", "0.25", "1.38 MB", "66", "14 ms", "3",
     ]  # fmt: skip
-    interval = lines[lines.index(row) + 1].split()
-    assert interval[1] == "7.00..9.00"
-    assert interval[3] == "0.50..0.50"
-    assert max(map(len, text.splitlines())) <= 130
+    below = lines[lines.index(row) + 1].split()
+    assert below == ["0.40..0.60", "7.00..9.00", "0.23..0.43", "0.40..0.60", "0.15..0.35"]
+    assert lines[-1] == (
+        "hotpotqa, tiny <b>; preset paper; default protocol: calibration records are not scored; "
+        "* the published metric: match."
+    )
+
+
+def test_the_published_metric_comes_first_and_is_marked() -> None:
+    fields = {"rouge_l_recall": interval(0.7), "rouge_l_f": interval(0.6)}
+    changes = dict.fromkeys(LABELS, fields)
+    run = summary(changes=changes, settings={"task": "hotpotqa"})
+    headings = [column.heading for column in report.tables.columns(run)]
+    assert headings[2:9] == [
+        "recovered", "nll", "match*", "F1", "EM", "ROUGE-L recall", "ROUGE-L F",
+    ]  # fmt: skip
+    # A task that is not one of the project's is scored as most of the paper's are.
+    assert report.tables.published_metric(summary(settings={"task": "mine"})) == "match"
+
+
+def test_the_tasks_own_metric_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Task:
+        metric = "rouge_l_recall"
+
+    monkeypatch.setitem(report.tables.tasks.TASKS, "summaries", Task())
+    changes = {label: {"rouge_l_recall": interval(0.7)} for label in LABELS}
+    run = summary(changes=changes, settings={"task": "summaries"})
+    headings = [column.heading for column in report.tables.columns(run)]
+    assert headings[4:8] == ["ROUGE-L recall*", "match", "F1", "EM"]
+    assert report.caption(run).endswith("* the published metric: ROUGE-L recall.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"published_protocol": True, "preset": "reference"},
+         "preset reference; published protocol: calibration records are scored too;"),
+        ({"calibration": []}, "preset paper; default protocol: no calibration records;"),
+        ({"calibration": [], "calibration_sha256": "0" * 64},
+         "default protocol: calibration records are not scored;"),
+        ({"published_protocol": None}, "preset paper; protocol not recorded;"),
+        ({"receiver": {"model": "other", "n_layers": 10}}, "hotpotqa, tiny <b> to other; preset"),
+    ],
+)  # fmt: skip
+def test_every_table_names_preset_and_protocol(settings: dict[str, Any], told: str) -> None:
+    run = summary(settings=settings)
+    assert told in report.text_table(run).splitlines()[-1]
+    assert told.replace("<", r"\<") in report.markdown_table(run).splitlines()[-1]
+    page = read(report.html_report(run, "a run"))
+    assert told in page.texts("caption")[0]
+
+
+def test_a_wide_table_loses_its_least_columns_and_says_so() -> None:
+    run = summary(more=many(20))
+    lines = report.text_table(run).splitlines()
+    table = [line for line in lines if not line.startswith(("hotpotqa", "Left out"))]
+    assert max(map(len, table)) <= 120
+    assert all(f"a method of number {k} and its options" in "\n".join(table) for k in range(20))
+    for heading in ("recovered", "nll", "match*", "message", "n"):
+        assert f" {heading}" in table[0]
+    assert lines[-1].startswith("Left out of a table this wide, in the report: ROUGE-L F, ROUGE-L")
+    for heading in lines[-1].split(": ")[1].removesuffix(".").split(", "):
+        assert f" {heading} " not in table[0]
+        assert f" {heading} " in report.markdown_table(run).splitlines()[0]
+    assert report.text_table(run, 10_000).splitlines()[-1].startswith("hotpotqa")
 
 
 def test_markdown_holds_the_same_cells() -> None:
-    lines = report.markdown_table(made()).splitlines()
+    *lines, blank, caption = report.markdown_table(summary()).splitlines()
+    assert blank == "" and caption.startswith("hotpotqa")
     assert all(line.startswith("| ") and line.endswith(" |") for line in lines)
     assert len({line.count("|") for line in lines}) == 1
-    assert "| kvcomm 0.3 | 3/10 | 0.50 [0.50..0.50] | 8.00 [7.00..9.00] |" in "\n".join(lines)
+    assert "| kvcomm 0.3 | 3/10 | 0.50 [0.40..0.60] | 8.00 [7.00..9.00] |" in "\n".join(lines)
 
 
-def test_failed_records_stand_in_the_table() -> None:
-    row = next(
-        line for line in report.text_table(made(failed=1)).splitlines() if "all layers" in line
+def test_markdown_marks_in_names_stay_text() -> None:
+    run = summary(more=(method("a|b_*c*", "x", {}, None, 0, None, 9.0, 0.0, 0.1),))
+    line = report.markdown_table(run).splitlines()[-3]
+    assert line.startswith(r"| a\|b\_\*c\* | - | - | 9.00")
+
+
+def test_failed_records_stand_in_the_table_and_the_notes() -> None:
+    nothing = dict.fromkeys(
+        (
+            "recovered", "nll", "match", "f1", "em", "message_bytes", "receiver_tokens",
+            "first_token", "sender", "transfer", "layers",
+        )
+    )  # fmt: skip
+    run = summary(
+        changes={
+            "all layers": {"done": 0, "failed": 3, **nothing},
+            "skyline": {"done": 2, "failed": 1},
+        }
     )
-    assert row.endswith("2 (1 failed)")
-    row = report.text_table(made(failed=3)).splitlines()[-1]
+    row = report.text_table(run, 200).splitlines()[-2]
     assert row.split() == ["all", "layers", "-", *["-"] * 8, "0", "(3", "failed)"]
+    (note,) = [note for note in report.notes(run) if note.startswith("failed records")]
+    assert note.startswith("failed records: skyline 1 of 3, all layers 3 of 3. They are in no mean")
+    assert not any(note.startswith("failed") for note in report.notes(summary()))
+    assert "2 (1 failed)" in read(report.html_report(run, "a run")).texts("td")
 
 
-def test_blank_golds_are_told() -> None:  # EV-157
-    assert not any("articles" in note for note in report.notes(made()))
-    assert report.notes(made(gold="The !"))[-1] == (
-        "gold answers without a word but articles (3): an empty one has EM 1 and F1 0 there."
+def test_layers_that_vary_are_called_so() -> None:
+    run = summary(
+        changes={"kvcomm 0.3": {"layers": None, "settings": {"strategy": "attention", "online": 2}}}
     )
+    row = next(line for line in report.text_table(run).splitlines() if "kvcomm 0.3" in line)
+    assert row.split()[2] == "varies"
 
 
 def test_units() -> None:
@@ -118,121 +151,273 @@ def test_units() -> None:
     ]  # fmt: skip
 
 
+# ---- words ---------------------------------------------------------------------------------
+
+
+def test_notes_tell_of_the_columns_that_there_are() -> None:
+    text = "\n".join(report.notes(summary()))
+    assert "with HotpotQA's rule for yes and no" in text
+    assert "not scored (calibration; 1): c0" in text
+    assert "ROUGE" not in text and "accuracy" not in text and "articles" not in text
+    changes = {label: {"rouge_l_recall": interval(0.7)} for label in LABELS}
+    run = summary(changes=changes, settings={"closed_answers": False})
+    text = "\n".join(report.notes(run))
+    assert "ROUGE-L" in text and "yes and no" not in text
+
+
+def test_blank_golds_are_told() -> None:  # EV-157
+    assert (
+        "gold answers without a word but articles (3): an empty one has EM 1 and F1 0 there."
+        in (report.notes(summary() | {"blank_golds": 3}))
+    )
+
+
+def test_the_controls_findings_are_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = ModuleType("kvcomm.methods.control")
+    control.findings = lambda run: [f"noise: as the baseline, {len(run['methods'])} methods"]
+    monkeypatch.setitem(sys.modules, "kvcomm.methods.control", control)
+    monkeypatch.setattr("kvcomm.methods.control", control, raising=False)
+    noise = method("noise 0.3", "control", {}, [1], 1000, 0.0, 12.0, 0.1, 0.1)
+    assert report.notes(summary(more=(noise,)))[-1] == "noise: as the baseline, 6 methods"
+    assert not any("noise" in note for note in report.notes(summary()))
+
+
 def test_the_finding_follows_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert report.finding(made()).endswith("3 records): too few to judge.")
-    monkeypatch.setattr(report, "FEW", 3)
-    good = report.finding(made())
+    assert report.finding(summary()).endswith("3 records): too few to judge.")
+    monkeypatch.setattr(words, "FEW", 3)
+    good = report.finding(summary())
     assert good.startswith("kvcomm 0.3: K and V of 3 of 10 layers give 50% of what reading")
-    assert "clearly better at 1 of 1 ratios, clearly worse at 0" in good
-    bad = report.finding(made(nll={"kvcomm 0.3": (11.0, 13.0, 16.0), "random 0.3": (5.0,) * 3}))
+    assert "95% interval 40% to 60%" in good
+    assert "clearly better in 1 of 1 comparisons, clearly worse in 0" in good
+    worse = {"method": "kvcomm 0.3", "control": "random 0.3", "nll_less": interval(-2.0)}
+    run = summary(changes={"kvcomm 0.3": {"recovered": interval(-0.17)}})
+    bad = report.finding(run | {"comparisons": [worse]})
     assert "give -17% of what" in bad
-    assert "clearly better at 0 of 1 ratios, clearly worse at 1" in bad
-    useless = report.finding(made(nll={"skyline": (11.0, 13.0, 15.0)}))
+    assert "clearly better in 0 of 1 comparisons, clearly worse in 1" in bad
+    # Comparisons of other kinds, as a control's with the baseline, are not counted.
+    other = {"method": "random 0.3", "control": "baseline", "nll_less": interval(3.5)}
+    assert report.finding(summary() | {"comparisons": [other]}).endswith("3 records).")
+    useless = report.finding(summary(changes={"skyline": {"nll": interval(13.0)}}))
     assert useless.startswith("Reading the context does not help this model here")
     assert "1.00 above" in useless
-    assert "No shares to judge" in report.finding(made(leave_out=("skyline",)))
-    assert "no layers chosen by attention" in report.finding(made(leave_out=("kvcomm 0.3",)))
+    nothing = summary(changes={label: {"recovered": None} for label in LABELS})
+    assert "No shares to judge" in report.finding(nothing)
+    assert "no layers chosen by attention" in report.finding(summary(leave_out=("kvcomm 0.3",)))
 
 
-class _Page(HTMLParser):
-    """What a page refers to, its text, and whether its tags are balanced."""
+def test_the_best_of_several_is_called_that() -> None:
+    other = method(
+        "kvcomm 0.5", "kvcomm", {"strategy": "attention_gaussian", "ratio": 0.5}, [1, 2, 3, 4, 5],
+        2_000_000, 0.7, 6.0, 0.1, 0.1,
+    )  # fmt: skip
+    assert report.finding(summary(more=(other,))).startswith(
+        "kvcomm 0.5, the best of 2 here: K and V of 5 of 10 layers give 70%"
+    )
+
+
+# ---- the log -------------------------------------------------------------------------------
+
+
+def test_records_are_shown_where_methods_fail_or_differ_or_all_are_wrong() -> None:
+    run = summary()
+    log = records(run)
+    shown = answers.worth_showing(run, log)
+    assert [(one.id, one.why) for one in shown] == [("r1", "differs"), ("r2", "wrong")]
+    assert list(shown[0].lines) == LABELS
+    log[-1]["error"] = "ValueError: broken"  # r2 of the last method
+    log[-1]["match"] = None
+    shown = answers.worth_showing(run, log)
+    assert [(one.id, one.why) for one in shown] == [("r2", "failed"), ("r1", "differs")]
+    assert answers.worth_showing(run, records(run, match=1.0)) == []
+
+
+def test_lines_of_other_runs_are_nobodys() -> None:
+    run = summary()
+    log = records(run)
+    log[0]["settings"] = {"ratio": 0.9, "layers": None}
+    found = answers.by_label(run, log)
+    assert [len(lines) for lines in found.values()] == [2, 3, 3, 3, 3]
+
+
+def test_the_share_of_records_that_sent_a_layer() -> None:
+    run = summary(changes={"kvcomm 0.3": {"layers": None}, "random 0.3": {"layers": None}})
+    log = records(run)
+    sent = {"r0": [1, 2], "r1": [2], "r2": [2, 9]}
+    for line in log:
+        if line["settings"].get("strategy") == "attention_gaussian":
+            line["settings"]["layers"] = sent[line["id"]]
+    shares = answers.layer_shares(run, log)
+    assert shares == {
+        "kvcomm 0.3": pytest.approx([0, 1 / 3, 1, 0, 0, 0, 0, 0, 0, 1 / 3]),
+        "all layers": [1.0] * N_LAYERS,
+    }
+    assert set(answers.layer_shares(run, [])) == {"all layers"}
+
+
+# ---- the page ------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Elements of a page with their text, what it refers to; tags have to be balanced."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.tags: list[str] = []
         self.links: list[str] = []
-        self.text: list[str] = []
+        self.found: list[tuple[str, list[str]]] = []
+        self.inside: list[list[str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), name
+            if name in ("src", "href", "action", "data", "srcset"):
+                self.links.append(value or "")
         if tag not in ("meta", "img", "br"):
             self.open.append(tag)
+            text: list[str] = []
+            self.found.append((tag, text))
+            self.inside.append(text)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self.inside.pop()
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        for text in self.inside:
+            text.append(data)
+
+    def texts(self, tag: str) -> list[str]:
+        return ["".join(text) for name, text in self.found if name == tag]
+
+
+def read(source: str) -> Page:
+    page = Page()
+    page.feed(source)
+    page.close()
+    assert page.open == []
+    assert "script" not in page.tags and "link" not in page.tags and "iframe" not in page.tags
+    return page
 
 
 def test_the_html_file_needs_nothing_else(tmp_path: Path) -> None:
-    path = report.write_report(made(), tmp_path, "a <title> & more")
+    run = summary()
+    path = report.write_report(run, tmp_path, "a <title> & more", records(run))
     assert path == tmp_path / "report.html"
     source = path.read_text()
-    page = _Page()
-    page.feed(source)
-    assert page.open == []
-    assert len(page.links) == 2
-    for link in page.links:
-        prefix = "data:image/svg+xml;base64,"
-        assert link.startswith(prefix)
-        drawing = ElementTree.fromstring(base64.b64decode(link.removeprefix(prefix)))
-        assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
-    text = " ".join(page.text)
-    assert not re.search(r"https?://", source)
-    assert "<script" not in source
-    for shown in (
-        "a <title> & more", "tiny <b>", "a & b", "kvcomm 0.3", "1.38 MB", "7.00..9.00",
-        "kvcomm eval --data 'a file.json'", "not scored (calibration; 1): c0",
+    page = read(source)
+    assert len(page.links) == 4
+    prefix = "data:image/svg+xml;base64,"
+    assert all(link.startswith(prefix) for link in page.links)
+    drawings = [base64.b64decode(link.removeprefix(prefix)).decode() for link in page.links]
+    assert all("<svg" in drawing for drawing in drawings)
+    for label, drawing in zip(
+        ("all layers", "kvcomm 0.3  (3)", "attention mass", "message in hand"), drawings,
+        strict=True,
     ):  # fmt: skip
-        assert shown in text
-    first = source
-    assert report.write_report(made(), tmp_path, "a <title> & more").read_text() == first
+        assert label in drawing
+    assert not re.search(r"https?://|url\(|@import", source)
+    assert page.texts("h1") == page.texts("title") == ["a <title> & more"]
+    assert page.texts("h2") == [
+        "Results", "What a message buys", "The layers sent", "Where the receiver looks",
+        "Time to the first token", "Answers side by side", "To make it again",
+    ]  # fmt: skip
+    assert page.texts("pre") == ["kvcomm eval --data 'a file.json'"]
+    cells = page.texts("td")
+    for shown in ("tiny <b>", "f" * 64, "a & b", "7.8.9", "kvcomm 0.3", "1.38 MB"):
+        assert shown in cells
+    assert any(cell == "8.007.00..9.00" for cell in cells)  # the interval stands below
+    again = report.write_report(run, tmp_path, "a <title> & more", records(run)).read_text()
+    assert again == source
 
 
-def test_recovered_is_plotted_over_bytes() -> None:
-    from kvcomm import plots
-
-    figure = plots.recovered_against_bytes(made())
-    assert figure is not None
-    axes = figure.axes[0]
-    drawn = {c.get_label(): c.lines[0].get_xydata()[0] for c in axes.containers}
-    assert set(drawn) == {"kvcomm", "random", "all layers"}
-    assert drawn["kvcomm"][0] == pytest.approx(1.38, abs=0.05)
-    assert drawn["random"][0] != drawn["kvcomm"][0]  # side by side
-    assert drawn["all layers"][0] == pytest.approx(4.6)
-    assert [drawn[name][1] for name in drawn] == pytest.approx([0.5, 1.5 / 24, 22.5 / 24])
-    assert "MB" in axes.get_xlabel()
-    assert "n = 3 records" in axes.get_xlabel()
-    assert plots.recovered_against_bytes(made(leave_out=("baseline",))) is None
-
-
-def test_mass_is_plotted_with_the_layers_sent() -> None:
-    from kvcomm import plots
-
-    figure = plots.mass_per_layer(made())
-    assert figure is not None
-    bars, strip = figure.axes
-    assert [bar.get_height() for bar in bars.patches] == pytest.approx(
-        [0.1 * (1 + n % 4) for n in range(N_LAYERS)]
-    )
-    marked = {
-        label.get_text(): [int(x) for x, _ in points.get_offsets()]
-        for label, points in zip(strip.get_yticklabels(), strip.collections, strict=True)
-    }
-    assert marked["kvcomm 0.3"] == [1, 4, 5]
-    assert marked["random 0.3"] == [0, 2, 9]
-    summary = made() | {"calibration": None}
-    assert len(plots.mass_per_layer(summary).axes) == 1
+def test_answers_stand_side_by_side() -> None:
+    run = summary()
+    log = records(run, question="Who <i>built</i> it?")
+    log[-1] |= {"message": "a <u>message</u>", "answer": "x" * 500}
+    log[-2] |= {"error": "ValueError: <broken>", "answer": None, "match": None, "nll": None}
+    log[-3] |= {"reasoning_cut_off": True}
+    page = read(report.html_report(run, "a run", log))
+    assert page.texts("h3") == ["r1: a method failed", "r2: no method is right"]
+    text = " ".join(page.texts("body"))
+    assert "Of 3 records 2 are worth a look (a method failed: 1, no method is right: 1)." in text
+    assert text.count("Who <i>built</i> it?") == 2
+    assert text.count("Gold Ann") == 2
+    cells = page.texts("td")
+    for label in LABELS[:4]:
+        assert f"answer 1 of {label}" in cells and f"answer 2 of {label}" in cells
+    assert "answer 0 of baseline" not in cells  # right everywhere
+    assert "failed: ValueError: <broken>" in cells
+    message, long = sorted(page.texts("details"), key=len)
+    assert message == "message passeda <u>message</u>"
+    assert long == "x" * 200 + "… (500 characters)" + "x" * 500
+    # A record's row: method, answer, its metrics, nll.
+    row = next(text for text in page.texts("tr") if text.startswith("skylineanswer 1"))
+    assert row == "skylineanswer 1 of skyline1.000.500.004.00"
 
 
-def test_no_texts_of_a_plot_overlap() -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def test_reasoning_that_never_ended_is_told() -> None:
+    run = summary(leave_out=tuple(LABELS[1:]))
+    page = read(report.html_report(run, "a run", records(run, match=0.0, reasoning_cut_off=True)))
+    assert sum("reasoning that never ended" in cell for cell in page.texts("td")) == 3
 
-    from kvcomm import plots
 
-    for figure in (plots.recovered_against_bytes(made()), plots.mass_per_layer(made())):
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        boxes = [
-            (text.get_text(), text.get_window_extent(canvas.get_renderer()))
-            for axes in figure.axes
-            for text in (
-                axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts,
-                *axes.get_xticklabels(), *axes.get_yticklabels(),
-            )
-            if text.get_text() and text.get_visible()
-        ]  # fmt: skip
-        for place, (one, box) in enumerate(boxes):
-            for other, second in boxes[place + 1 :]:
-                assert not box.overlaps(second), (one, other)
+def test_no_more_than_25_records_are_shown() -> None:
+    run = summary()
+    log = [
+        line | {"id": f"q{k}", "index": k, "match": 0.0}
+        for k in range(30)
+        for line in records(run)
+        if line["index"] == 0
+    ]
+    page = read(report.html_report(run, "a run", log))
+    assert page.texts("h3") == [f"q{k}: no method is right" for k in range(25)]
+    assert "Of 30 records 30 are worth a look" in " ".join(page.texts("p"))
+    assert "The first 25 of these:" in " ".join(page.texts("p"))
+
+
+def test_a_run_that_is_right_everywhere_says_so() -> None:
+    run = summary()
+    text = " ".join(read(report.html_report(run, "a run", records(run, match=1.0))).texts("p"))
+    assert "Every method answered all 3 records right." in text
+    assert "Answers" not in " ".join(read(report.html_report(run, "a run")).texts("h2"))
+
+
+HOSTILE = "</td></table><script>alert(1)</script><img src=//evil.example onerror=x>&amp;\"'\ud800"
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    bad = method(HOSTILE[:-1], "x", {}, [1], 1000, 0.5, 8.0, 0.1, 0.1)
+    settings = {"sender": {"model": HOSTILE, "fingerprint": HOSTILE, "n_layers": N_LAYERS}}
+    run = summary(more=(bad,), settings=settings)
+    log = records(
+        run, answer=HOSTILE, gold=[HOSTILE], question=HOSTILE * 9, message=HOSTILE, id=HOSTILE,
+        match=0.0,
+    )  # fmt: skip
+    log[0]["error"] = HOSTILE
+    source = report.write_report(run, tmp_path, HOSTILE, log).read_text("utf-8")
+    page = read(source)
+    assert "<script" not in source
+    assert page.tags.count("img") == 4 == len(page.links)
+    assert HOSTILE[:60] in page.texts("h1")[0]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        summary(leave_out=tuple(LABELS[1:])),
+        summary(leave_out=tuple(LABELS[2:])),
+        summary(leave_out=("kvcomm 0.3", "random 0.3", "all layers")) | {"calibration": None},
+        summary(more=many(20)),
+    ],
+    ids=["one method", "two", "nothing sent", "many"],
+)
+def test_any_run_has_a_page(run: dict[str, Any]) -> None:
+    page = read(report.html_report(run, "a run", records(run)))
+    table = page.texts("table")[0]
+    for one in run["methods"]:
+        assert one["label"] in table
+    sends = any(one["message_bytes"]["value"] for one in run["methods"])
+    assert ("What a message buys" in page.texts("h2")) == sends
+    assert ("The layers sent" in page.texts("h2")) == sends

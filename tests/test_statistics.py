@@ -44,6 +44,35 @@ def test_pairs_stay_together():
     assert result == statistics.Interval(1.0, 1.0, 1.0, 20)
 
 
+def test_difference_is_first_minus_second():
+    # Differences 1, -1, 3, 1: the resampled mean has standard deviation sqrt(2 / 4).
+    result = statistics.difference([2.0, 1.0, 3.0, 4.0], [1.0, 2.0, 0.0, 3.0])
+    assert (result.value, result.n) == (1.0, 4)
+    assert statistics.difference([1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 4.0]).value == -1.0
+    assert -1.0 <= result.low < 1.0 < result.high <= 3.0
+
+
+def test_interval_of_a_difference_is_the_normal_one_of_pairs():
+    # 60 records better by 1, 40 worse by 1: mean 0.2, variance 0.96, of the mean 0.0096.
+    first = np.array([1.0] * 60 + [0.0] * 40)
+    result = statistics.difference(first, 1.0 - first, resamples=20000)
+    assert result.value == pytest.approx(0.2)
+    assert result.low == pytest.approx(0.2 - 1.96 * 0.0096**0.5, abs=0.022)
+    assert result.high == pytest.approx(0.2 + 1.96 * 0.0096**0.5, abs=0.022)
+
+
+def test_the_interval_of_a_difference_is_that_of_the_mean_of_differences():
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(size=(2, 30))
+    assert statistics.difference(first, second, seed=9) == statistics.mean(first - second, seed=9)
+
+
+def test_one_pair_and_equal_methods_have_no_spread():
+    assert statistics.difference([3.0], [1.0]) == statistics.Interval(2.0, 2.0, 2.0, 1)
+    same = [0.0, 1.0, 0.5]
+    assert statistics.difference(same, same) == statistics.Interval(0.0, 0.0, 0.0, 3)
+
+
 def test_mean_is_of_items_not_of_those_above_a_threshold():
     assert statistics.mean([0.2, 0.6, 0.6]).value == pytest.approx(1.4 / 3)
 
@@ -69,5 +98,9 @@ def test_arguments_are_checked():
         statistics.mean([1.0], resamples=0)
     with pytest.raises(ValueError, match="n: 0"):
         list(statistics.draws(0))
-    with pytest.raises(ValueError, match="second: 1 records, expected 2"):
+    with pytest.raises(ValueError, match="second: 1 records, expected 2 as in first"):
         statistics.difference([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="second: record 1 is nan, expected finite"):
+        statistics.difference([1.0, 2.0], [1.0, np.nan])
+    with pytest.raises(ValueError, match=r"first: shape \(0,\), expected \(n,\) with at least one"):
+        statistics.difference([], [])

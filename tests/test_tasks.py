@@ -1,12 +1,15 @@
-"""Data sets: the recorded items, every layout, broken files, and the shipped questions."""
+"""Data sets: the recorded items, HotpotQA and QASPER in every layout, broken files, folders, and
+the shipped questions. The other data sets are in tests/tasks.
+"""
 
 import gzip
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from kvcomm import prompts
+from kvcomm import metrics, prompts
 from kvcomm.errors import FormatError, UnsupportedError
 from kvcomm.tasks import SHIPPED, TASKS, find, qasper
 from kvcomm.tasks.example import Example
@@ -49,36 +52,60 @@ def lines(*records):
 # ---- items as recorded
 
 
+RECORDED = ("hotpotqa", "countries", "tipsheets", "musique", "qasper", "tmath")
+
+
 @pytest.mark.parametrize("name", ["oracle_smollm2", "oracle_qwen05"])
-@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("task", RECORDED)
 def test_items_equal_the_recorded_ones(shared, name, task):
     recorded = json.loads((shared / "reference" / f"{name}.json").read_text())["items"][task]
     examples = TASKS[task].load(shared.parent / recorded["file"])
+    family = TASKS[task].family
     assert TASKS[task].max_new_tokens == recorded["max_new_tokens"]
     for item in recorded["items"]:
         example = examples[item["record_index"]]
+        gold = [item["gold"]] if isinstance(item["gold"], str) else item["gold"]
         assert example.index == item["record_index"]
-        assert (example.question, example.answers) == (item["question"], (item["gold"],))
-        receiver = prompts.receiver_message(example.question, TASKS[task].family)
-        assert receiver in item["receiver"]["text"]
-        sender = prompts.sender_message(example.context, TASKS[task].family)
+        assert (example.question, example.answers) == (item["question"], tuple(gold))
+        assert prompts.receiver_message(example.question, family) in item["receiver"]["text"]
+        sender = prompts.sender_message(example.context, family)
         if task == "qasper":  # recorded after its middle was cut out
             head, tail = item["sender"]["text"].split("user\n", 1)[1], item["sender"]["text"]
             assert head[:500] == sender[:500]
             assert sender[-500:] in tail
         else:
             assert sender in item["sender"]["text"]
-            skyline = prompts.skyline_message(example.context, example.question)
+            skyline = prompts.skyline_message(example.context, example.question, family)
             assert skyline in item["skyline"]["text"]
+
+
+@pytest.mark.parametrize("name", ["oracle_smollm2", "oracle_qwen05"])
+def test_the_two_senders_read_what_was_recorded(shared, name):
+    recorded = json.loads((shared / "reference" / f"{name}.json").read_text())["two_senders"]
+    examples = TASKS["hotpotqa"].load(shared / "data" / "hotpotqa" / "dev_distractor_100.jsonl")
+    assert recorded["items"]
+    for item in recorded["items"]:
+        parts = examples[item["record_index"]].split("split")
+        for part, sender in zip(parts, ("sender1", "sender2"), strict=True):
+            assert prompts.sender_message(part) in item[sender]["text"]
 
 
 def test_limits_equal_the_published_ones(shared):
     published = json.loads((shared / "reference" / "prompts.json").read_text())
     limits = published["limits"]
     for name, task in TASKS.items():
+        if name == "mmlu":  # no limit of its own is published
+            continue
         assert task.max_new_tokens == limits["max_new_tokens"][name]
         assert task.truncates == (name in limits["truncated_tasks"])
         assert name in published["families"][task.family]["tasks"]
+
+
+def test_every_metric_is_one_there_is():
+    assert {task.metric for task in TASKS.values()} <= set(metrics.NAMES)
+    closed = [name for name, task in TASKS.items() if task.closed]
+    assert closed == ["hotpotqa", "2wikimqa"]  # whose scripts have the rule for yes and no
+    assert [name for name, task in TASKS.items() if not task.needs_context] == ["mmlu"]
 
 
 @pytest.mark.parametrize(
@@ -91,12 +118,23 @@ def test_limits_equal_the_published_ones(shared):
         ("qasper", "qasper/leval_scientific_qa.jsonl", 184),
         ("qasper", "qasper/longbench_mini_qasper.jsonl", 9),
         ("countries", "countries/countries.jsonl", 200),
+        ("musique", "musique/musique_ans_dev_100.jsonl", 100),
+        ("musique", "musique/musique_ans_train_100.jsonl", 100),
+        ("musique", "musique/longbench_mini_musique.jsonl", 7),
+        ("2wikimqa", "2wikimultihopqa/dev_80.jsonl", 80),
+        ("2wikimqa", "2wikimultihopqa/longbench_mini_2wikimqa.jsonl", 13),
+        ("multifieldqa_en", "multifieldqa_en/longbench_mini_multifieldqa_en.jsonl", 7),
+        ("tipsheets", "tipsheets/tipsheets.jsonl", 500),
+        ("tmath", "tmath/tmath.jsonl", 300),
     ],
 )
 def test_every_file_loads_whole(shared, task, file, n):
     examples = TASKS[task].load(shared / "data" / file)
     assert len(examples) == n
     assert all(e.question and e.context and e.answers for e in examples)
+    assert all(
+        e.preamble + e.joint.join(e.pieces) == e.context for e in examples if e.pieces
+    )  # what several senders read together is what one reads
     assert [e.index for e in examples] == list(range(n))
     assert len({e.id for e in examples}) == n
 
@@ -117,8 +155,12 @@ def test_hotpotqa_is_the_same_in_every_form(tmp_path, record, form):
     }[form]
     path = write(tmp_path, text, "data.json.gz" if form == "gzip" else "data.json")
     task = TASKS["hotpotqa"]
-    assert task.load(path) == [Example("h1", 0, GOLD, "Who built it?", ("Ann",))]
-    assert task.load(path, "full")[0].context == FULL
+    lines_of = tuple(GOLD.split("\n"))
+    assert task.load(path) == [Example("h1", 0, GOLD, "Who built it?", ("Ann",), lines_of)]
+    full = task.load(path, "full")[0]
+    assert full.context == FULL
+    assert full.split("documents") == tuple(FULL.split("\n\n"))
+    assert full.split("split") == (FULL.split("\n\n")[0], FULL.split("\n\n", 1)[1])
 
 
 def test_longbench_text_serves_as_both_contexts(tmp_path):
@@ -131,6 +173,28 @@ def test_parquet_needs_pyarrow_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UnsupportedError, match="pip install pyarrow"):
         TASKS["hotpotqa"].load(write(tmp_path, b"PAR1", "data.parquet"))
+
+
+def made_pyarrow(monkeypatch, read_table):
+    made = SimpleNamespace(parquet=SimpleNamespace(read_table=read_table))
+    monkeypatch.setitem(sys.modules, "pyarrow", made)
+
+
+def test_rows_of_parquet(tmp_path, monkeypatch):
+    table = SimpleNamespace(to_pylist=lambda: [HUB, {**HUB, "id": "h2"}])
+    made_pyarrow(monkeypatch, lambda path: table)
+    examples = TASKS["hotpotqa"].load(write(tmp_path, b"PAR1", "data.parquet"))
+    assert [(e.id, e.context) for e in examples] == [("h1", GOLD), ("h2", GOLD)]
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise ValueError("magic bytes not found\nin footer")
+
+    made_pyarrow(monkeypatch, refuse)
+    path = write(tmp_path, b"PAR1", "data.parquet")
+    with pytest.raises(FormatError, match=f"{path}: damaged parquet file, magic bytes not found$"):
+        TASKS["hotpotqa"].load(path)
 
 
 @pytest.mark.parametrize("answer", [None, "", "missing"])
@@ -186,6 +250,9 @@ def test_a_broken_file_names_its_place(tmp_path, text, message):
         ({"context": [["a"]]}, "field 'context' is list, expected a list of pairs"),
         ({"context": [["a", "text"]]}, "field 'context' is str, expected lists of sentences"),
         ({"context": {"title": ["a"]}}, "field 'sentences' is missing"),
+        ({"context": [[1, ["text"]]]}, "field 'context' is int, expected titles"),
+        ({"supporting_facts": [["Ship", True]]}, "field 'supporting_facts' is bool"),
+        ({"answer": 0}, "field 'answer' is int, expected str or list of str"),
         ({"context": {"title": ["a"], "sentences": []}}, "as many sentences as title, 1"),
         ({"supporting_facts": [["Ship", "1"]]}, "field 'supporting_facts' is str"),
         ({"answer": 3}, "field 'answer' is int, expected str or list of str"),
@@ -207,8 +274,10 @@ def test_a_missing_field_is_named(tmp_path):
 def test_a_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         TASKS["hotpotqa"].load(tmp_path / "nothing.json")
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(FileNotFoundError, match="no file of hotpotqa, expected one of hotpotqa/"):
         TASKS["hotpotqa"].load(tmp_path)
+    with pytest.raises(NotADirectoryError, match="nothing: no such folder"):
+        TASKS["hotpotqa"].find_files(tmp_path / "nothing")
 
 
 def test_unknown_names_are_refused(tmp_path):
@@ -217,6 +286,96 @@ def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(ValueError, match="context: 'gold', qasper has full"):
         TASKS["qasper"].load(tmp_path, "gold")
     assert find("qasper") is qasper.TASK
+
+
+# ---- several senders
+
+
+def test_pieces_are_dealt_out_to_senders():
+    example = Example("x", 0, "Head.\na|b|c", "q", ("a",), ("a", "b", "c"), "Head.\n", "|")
+    assert example.split("split") == ("Head.\na", "Head.\nb|c")
+    assert example.split("documents") == ("Head.\na", "Head.\nb", "Head.\nc")
+    for pieces in ((), ("a",)):
+        few = Example("x", 0, "a", "q", ("a",), pieces)
+        message = f"record 'x': {len(pieces)} pieces of context, expected at least 2"
+        with pytest.raises(ValueError, match=message):
+            few.split("documents")
+    with pytest.raises(ValueError, match="senders: 'one', expected split or documents"):
+        example.split("one")
+
+
+# ---- folders and several files
+
+
+@pytest.mark.parametrize(
+    ("task", "files"),
+    [
+        ("hotpotqa", ["hotpotqa/dev_distractor_100.jsonl"]),
+        (
+            "qasper",
+            [
+                "qasper/hf_train_10_papers.jsonl",
+                "qasper/leval_scientific_qa.jsonl",
+                "qasper/longbench_mini_qasper.jsonl",
+            ],
+        ),
+        ("musique", ["musique/musique_ans_dev_100.jsonl"]),
+        (
+            "2wikimqa",
+            ["2wikimultihopqa/dev_80.jsonl", "2wikimultihopqa/longbench_mini_2wikimqa.jsonl"],
+        ),
+        ("multifieldqa_en", ["multifieldqa_en/longbench_mini_multifieldqa_en.jsonl"]),
+        ("countries", ["countries/countries.jsonl"]),
+        ("tipsheets", ["tipsheets/tipsheets.jsonl"]),
+        ("tmath", ["tmath/tmath.jsonl"]),
+    ],
+)
+def test_files_of_the_data_folder(shared, task, files):
+    folder = shared / "data"
+    assert TASKS[task].find_files(folder) == tuple(folder / file for file in files)
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_files_of_a_plain_folder(tmp_path, task):
+    for name in TASKS:  # LongBench-E's shorter copies lie beside
+        write(tmp_path, "x", f"{name}.jsonl")
+        write(tmp_path, "x", f"{name}_e.jsonl")
+    assert TASKS[task].find_files(tmp_path) == (tmp_path / f"{task}.jsonl",)
+
+
+@pytest.mark.parametrize("task", ["hotpotqa", "musique", "2wikimqa", "samsum", "mmlu"])
+def test_a_train_file_is_passed_over(tmp_path, task):
+    folder = {"2wikimqa": "2wikimultihopqa"}.get(task, task)
+    names = {"hotpotqa": "hotpot_dev_distractor_v1.json", "musique": "musique_ans_v1.0_dev.jsonl"}
+    wanted = names.get(task, {"2wikimqa": "dev.json"}.get(task, "test.json"))
+    (tmp_path / folder).mkdir()
+    for name in ("train.json", "musique_ans_v1.0_train.jsonl", ".dev.json", wanted):
+        write(tmp_path / folder, "x", name)
+    assert TASKS[task].find_files(tmp_path) == (tmp_path / folder / wanted,)
+
+
+def test_records_of_several_files_stand_one_after_the_other(tmp_path):
+    one = write(tmp_path, lines(HOTPOT), "one.jsonl")
+    two = write(tmp_path, lines({**HOTPOT, "question": "Where?"}), "two.jsonl")
+    examples = TASKS["hotpotqa"].load([one, two])
+    assert [(e.id, e.index, e.question) for e in examples] == [
+        ("one:h1", 0, "Who built it?"),
+        ("two:h1", 1, "Where?"),
+    ]
+    (tmp_path / "sub").mkdir()
+    same = write(tmp_path / "sub", lines(HOTPOT), "one.jsonl")
+    ids = [example.id for example in TASKS["hotpotqa"].load([one, same])]
+    assert ids == [f"{one}:h1", f"{same}:h1"]
+    empty = write(tmp_path, "", "empty.jsonl")
+    with pytest.raises(FormatError, match=f"{empty}: no question, expected at least one"):
+        TASKS["hotpotqa"].load([one, empty])
+
+
+def test_a_folder_is_read_whole(shared):
+    examples = TASKS["2wikimqa"].load(shared / "data")
+    assert len(examples) == 93
+    assert len({example.id for example in examples}) == 93
+    assert [example.index for example in examples] == list(range(93))
 
 
 # ---- qasper
@@ -280,6 +439,33 @@ def test_qasper_scrolls(tmp_path):
     assert example == Example("s_0", 0, "Title\n\nText.", "Q?", ("A",))
     with pytest.raises(FormatError, match="field 'input' has no blank line"):
         TASKS["qasper"].load(write(tmp_path, lines({**record, "input": "Q? Text"})))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"title": 3}, "field 'title' is int, expected str"),
+        ({"full_text": "text"}, "field 'full_text' is str, expected list or dict"),
+        ({"full_text": [{"paragraphs": ["a", 1]}]}, r"full_text\[0\]: field 'paragraphs' is list"),
+        ({"full_text": {"section_name": ["a"], "paragraphs": []}}, "expected lists of one length"),
+        ({"qas": [{"question": "q", "answers": [{"answer": 1}]}]}, "field 'answer' is int"),
+        (
+            {"qas": [{"question": "q", "answers": [annotation(extractive_spans=[1])]}]},
+            "field 'extractive_spans' is list, expected list of str",
+        ),
+        (
+            {"qas": [{"question": "q", "answers": [annotation(free_form_answer=1)]}]},
+            "field 'free_form_answer' is int, expected str",
+        ),
+        (
+            {"qas": [{"question": "q", "answers": [annotation(yes_no="no")]}]},
+            "field 'yes_no' is str, expected bool",
+        ),
+    ],
+)
+def test_a_wrong_field_of_a_paper_is_named(tmp_path, change, message):
+    with pytest.raises(FormatError, match=message):
+        TASKS["qasper"].load(write(tmp_path, lines({**PAPER, **change})))
 
 
 def test_qasper_unknown_layouts_are_named(tmp_path):

@@ -224,7 +224,7 @@ class KVComm(Method):
         return selection.calibrate(
             bench.sender,
             bench.receiver,
-            [(sender_prompts(bench, item, self.senders), item.receiver) for item in items],
+            [(deal(bench, item, self.senders)[0], item.receiver) for item in items],
             preset=bench.preset,
             layer_map=bench.layer_map,
             positions=self.positions,
@@ -265,10 +265,10 @@ class KVComm(Method):
 
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
         layers = self._layers_of(bench, items)
-        prompts = [sender_prompts(bench, item, self.senders) for item in items]
-        readings = iter(bench.read_prompts([ids for parts in prompts for ids in parts]))
+        dealt = [deal(bench, item, self.senders) for item in items]
+        readings = iter(bench.read_prompts([ids for parts, _ in dealt for ids in parts]))
         messages = []
-        for item, chosen, parts in zip(items, layers, prompts, strict=True):
+        for chosen, (parts, cut) in zip(layers, dealt, strict=True):
             packets, seconds = zip(*islice(readings, len(parts)), strict=True)
             started = time.perf_counter()
             packets = tuple(packet.select(chosen) for packet in packets)
@@ -277,7 +277,7 @@ class KVComm(Method):
                     packets,
                     chosen,
                     parts,
-                    item.sender_cut,
+                    cut,
                     reading=max(seconds),
                     transfer=time.perf_counter() - started,
                 )
@@ -287,9 +287,11 @@ class KVComm(Method):
         )
 
 
-def sender_prompts(bench: Bench, item: Item, senders: Senders) -> tuple[TokenIds, ...]:
-    """What each sender reads of an item, ids [C]."""
-    return (item.sender,) if senders == "one" else bench.prompts.senders(item, senders)
+def deal(bench: Bench, item: Item, senders: Senders) -> tuple[tuple[TokenIds, ...], int]:
+    """What each sender reads of an item, ids [C], and how many tokens they lost together."""
+    if senders == "one":
+        return (item.sender,), item.sender_cut
+    return bench.prompts.deal(item, senders)
 
 
 def _records(bench: Bench, label: str) -> Sequence[Item]:

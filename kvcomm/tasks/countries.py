@@ -1,7 +1,8 @@
 """Countries: where a person is, from the name of a place.
 
 Layout: JSON Lines with `prompt_A` (a sentence), `prompt_B` (the question) and `country`. The
-published code adds a sentence to the question, without a space between.
+published code adds a sentence to the question, without a space between. `places.py` makes records
+of this kind.
 """
 
 from __future__ import annotations
@@ -30,4 +31,5 @@ TASK = Task(
     closed=False,
     contexts=("gold",),
     parse=parse,
+    files=("countries/*.json*", "countries.json*"),
 )

@@ -52,23 +52,29 @@ def _paper(row: Row) -> Iterator[Parsed]:
 
 
 def _paper_text(row: Row) -> str:
-    parts = [row.fields.get("title"), row.fields.get("abstract")]
+    parts = [_optional(row, "title"), _optional(row, "abstract")]
     for section in row.objects("full_text"):
-        name = section.fields.get("section_name")
-        parts.append("\n".join([*([name] if name else []), *section.take("paragraphs", list)]))
-    return "\n\n".join(part.strip() for part in parts if part and part.strip())
+        name = _optional(section, "section_name")
+        parts.append("\n".join([*([name] if name else []), *section.texts("paragraphs")]))
+    return "\n\n".join(part.strip() for part in parts if part.strip())
+
+
+def _optional(row: Row, name: str) -> str:
+    return "" if row.fields.get(name) is None else row.text(name)
 
 
 def _reference(entry: Row) -> str | None:
     """The accepted answer of one annotation, by the official order."""
-    answer = entry.take("answer", dict)
-    if answer.get("unanswerable"):
+    answer = entry.within("answer", entry.take("answer", dict))
+    if answer.fields.get("unanswerable"):
         return UNANSWERABLE
-    if answer.get("extractive_spans"):
-        return ", ".join(answer["extractive_spans"])
-    if answer.get("free_form_answer"):
-        return answer["free_form_answer"]
-    return {True: "Yes", False: "No"}.get(answer.get("yes_no"))
+    if answer.fields.get("extractive_spans"):
+        return ", ".join(answer.texts("extractive_spans"))
+    if answer.fields.get("free_form_answer"):
+        return answer.text("free_form_answer")
+    if answer.fields.get("yes_no") is None:
+        return None
+    return "Yes" if answer.take("yes_no", bool) else "No"
 
 
 def _leval(row: Row) -> Iterator[Parsed]:

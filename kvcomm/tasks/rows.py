@@ -42,8 +42,8 @@ class Row:
                 f"{self.place}: field {name!r} is missing, found {', '.join(self.fields) or 'none'}"
             )
         value = self.fields[name]
-        if not isinstance(value, kind):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kinds):
             raise self.wrong(name, value, " or ".join(one.__name__ for one in kinds))
         return value
 

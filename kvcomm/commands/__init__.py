@@ -1,0 +1,1 @@
+"""Commands of the command line, one file each: HELP, add_options(parser), run(arguments)."""

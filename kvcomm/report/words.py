@@ -1,0 +1,151 @@
+"""What a run's numbers mean, in sentences: notes on the columns, and the finding.
+
+Owns the judgement, which follows the numbers whichever way they fall. Does not count: every number
+is the summary's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvcomm.report.tables import Summary, columns
+
+#: What a column of an answer's metric means, by field.
+_METRICS = {
+    "match": "match: set F1 of lemmas above 0.5.",
+    "f1": "F1, EM: SQuAD's{rule}.",
+    "rouge_l_recall": "ROUGE-L: longest common subsequence of words, recall and F.",
+    "accuracy": "accuracy: the choice that the answer names is the gold one.",
+}
+
+
+def notes(summary: Summary) -> list[str]:
+    """What the columns mean and what of the run is unusual, one line each."""
+    settings, environment = summary["settings"], summary["environment"]
+    shown = {column.field for column in columns(summary)}
+    rule = ", with HotpotQA's rule for yes and no" if settings["closed_answers"] else ""
+    meanings = [text.format(rule=rule) for name, text in _METRICS.items() if name in shown]
+    found = []
+    if "recovered" in shown:
+        found.append(
+            "recovered: share of what reading the context would have given, "
+            "(nll baseline - nll) / (nll baseline - nll skyline), sums over records."
+        )
+    found += [
+        " ".join(
+            [
+                "nll: of the gold answer, nats, mean per record.", *meanings,
+                "Ranges: 95% bootstrap intervals over records.",
+            ]
+        ),
+        "message: what was handed over, per record; skyline is one model, nothing is sent. "
+        "prefilled: tokens of the receiver's prompt, per record.",
+        "first token: wall time from the receiver's start to its first token, in batches of "
+        f"{environment['batch_size']} on {environment['machine']['threads']} threads, mean; the "
+        "sender's reading is not in it.",
+    ]  # fmt: skip
+    for reason, ids in summary["excluded"].items():
+        if ids:
+            first = ", ".join(ids[:3]) + ", ..." * (len(ids) > 3)
+            found.append(f"not scored ({reason}; {len(ids)}): {first}")
+    if summary["blank_golds"]:
+        found.append(
+            f"gold answers without a word but articles ({summary['blank_golds']}): "
+            "an empty one has EM 1 and F1 0 there."
+        )
+    return [*found, *_failures(summary), *_controls(summary)]
+
+
+def _failures(summary: Summary) -> list[str]:
+    failed = {m["label"]: f"{m['failed']} of {m['attempted']}" for m in summary["methods"]}
+    failed = {
+        label: count
+        for (label, count), method in zip(failed.items(), summary["methods"], strict=True)
+        if method["failed"]
+    }
+    if not failed:
+        return []
+    listed = ", ".join(f"{label} {count}" for label, count in failed.items())
+    return [
+        f"failed records: {listed}. They are in no mean, so means of methods that failed on "
+        "different records are not over the same records; recovered compares each method with "
+        "baseline and skyline on records that all three finished."
+    ]
+
+
+def _controls(summary: Summary) -> list[str]:
+    if not any(method["method"] == "control" for method in summary["methods"]):
+        return []
+    from kvcomm.methods import control
+
+    return list(control.findings(summary))
+
+
+# ---- the finding ---------------------------------------------------------------------------
+
+#: With fewer records than this an interval over them says little.
+FEW = 10
+
+
+def finding(summary: Summary) -> str:
+    """One line that says what the run shows, whichever way its numbers fall."""
+    methods = {method["label"]: method for method in summary["methods"]}
+    known = [m for m in methods.values() if m["recovered"] and m["recovered"]["value"] is not None]
+    if not known:
+        return "No shares to judge: the run has no record that baseline and skyline both finished."
+    nats = methods["baseline"]["nll"]["value"] - methods["skyline"]["nll"]["value"]
+    if nats <= 0:
+        return (
+            f"Reading the context does not help this model here (skyline's nll is {-nats:.2f} "
+            "above the baseline's), so recovered shares mean nothing."
+        )
+    chosen = [m for m in known if _strategy(m) == "attention_gaussian"]
+    if not chosen:
+        return "The run has no layers chosen by attention to judge."
+    best = max(chosen, key=lambda m: m["recovered"]["value"])
+    share = best["recovered"]
+    n_layers = summary["settings"]["sender"]["n_layers"]
+    layers = (
+        "layers chosen online"
+        if best["layers"] is None
+        else (f"{len(best['layers'])} of {n_layers} layers")
+    )
+    picked = f", the best of {len(chosen)} here" if len(chosen) > 1 else ""
+    line = (
+        f"{best['label']}{picked}: K and V of {layers} give {share['value']:.0%} of what reading "
+        f"the context would give (95% interval {_range(share)}, {share['n']} records)"
+    )
+    if share["n"] < FEW:
+        return f"{line}: too few to judge."
+    compared = [
+        one
+        for one in summary["comparisons"]
+        if _strategy(methods.get(one["method"], {})) == "attention_gaussian"
+        and _strategy(methods.get(one["control"], {})) == "random"
+    ]
+    if compared:
+        better = sum(_above(c["nll_less"]) for c in compared)
+        worse = sum(_below(c["nll_less"]) for c in compared)
+        line += (
+            f"; against one draw of as many random layers, layers chosen by attention are clearly "
+            f"better in {better} of {len(compared)} comparisons, clearly worse in {worse}"
+        )
+    return line + "."
+
+
+def _strategy(method: Mapping[str, Any]) -> str | None:
+    return method.get("settings", {}).get("strategy")
+
+
+def _range(interval: Mapping[str, Any]) -> str:
+    if interval["low"] is None:
+        return "unknown"
+    return f"{interval['low']:.0%} to {interval['high']:.0%}"
+
+
+def _above(interval: Mapping[str, Any]) -> bool:
+    """Whether the whole interval is above 0."""
+    return interval["low"] is not None and interval["low"] > 0
+
+
+def _below(interval: Mapping[str, Any]) -> bool:
+    return interval["high"] is not None and interval["high"] < 0

@@ -1,0 +1,157 @@
+"""How the figures of a reproduction are drawn: curves with intervals, and heat maps.
+
+Owns their look; every number comes from tables. Needs matplotlib, imported here and in plots.py;
+draws without a display.
+"""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from kvcomm.statistics import Interval
+
+_COLOURS = ("#1f5fa8", "#c8641e", "#2f8f5b", "#8a4fa3", "#7a6a58", "#b03a5b", "#4a9fb5", "#666666")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: values over x, None where there is none."""
+
+    name: str
+    x: tuple[float, ...]
+    values: tuple[Interval | None, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes with curves.
+
+    levels: horizontal lines, by name. log: x grows by factors.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    levels: tuple[tuple[str, float], ...] = ()
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Heat:
+    """One map: values [rows][columns], NaN where there is none."""
+
+    title: str
+    x_label: str
+    y_label: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    bar_label: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One value per name, None where there is none."""
+
+    title: str
+    unit: str
+    names: tuple[str, ...]
+    values: tuple[float | None, ...]
+
+
+def draw(parts: Sequence[Panel | Heat | Bars], title: str, foot: str) -> Figure:
+    """All panels and maps of a figure, at most three in a row."""
+    across = min(3, len(parts))
+    down = math.ceil(len(parts) / across)
+    figure = Figure(figsize=(1.2 + 4.4 * across, 1.3 + 3.7 * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flatten()
+    for place, part in zip(axes, parts, strict=False):
+        _DRAWN[type(part)](place, part)
+    for place in axes[len(parts) :]:
+        place.set_visible(False)
+    figure.suptitle(_wrapped(title, 62 * across), fontsize=10)
+    figure.supxlabel(_wrapped(foot, 72 * across), fontsize=8, color="#555555")
+    return figure
+
+
+def _wrapped(text: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(text, width))
+
+
+def _curves(axes: Axes, panel: Panel) -> None:
+    for place, line in enumerate(panel.lines):
+        known = [(x, v) for x, v in zip(line.x, line.values, strict=True) if v is not None]
+        if not known:
+            continue
+        x, y = [x for x, _ in known], [v.value for _, v in known]
+        below = [0.0 if v.low != v.low else max(0.0, v.value - v.low) for _, v in known]
+        above = [0.0 if v.low != v.low else max(0.0, v.high - v.value) for _, v in known]
+        axes.errorbar(
+            x, y, yerr=[below, above], label=line.name, color=_COLOURS[place % len(_COLOURS)],
+            marker=_MARKERS[place % len(_MARKERS)], markersize=5, linewidth=1.3, elinewidth=0.9,
+            capsize=2,
+        )  # fmt: skip
+    for name, level in panel.levels:
+        axes.axhline(level, color="#666666", linewidth=0.9, linestyle="--", zorder=0)
+        axes.annotate(
+            name, (1, level), xycoords=("axes fraction", "data"), xytext=(-3, 2),
+            textcoords="offset points", ha="right", va="bottom", color="#666666", fontsize=8,
+        )  # fmt: skip
+    if panel.log:
+        ticks = sorted({x for line in panel.lines for x in line.x})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.minorticks_off()
+    elif all(float(x).is_integer() for line in panel.lines for x in line.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(panel.x_label, fontsize=9)
+    axes.set_ylabel(panel.y_label, fontsize=9)
+    axes.set_title(panel.title, fontsize=10)
+    axes.tick_params(labelsize=8)
+    if len(panel.lines) > 1:
+        axes.legend(fontsize=8, frameon=False)
+
+
+def _heat(axes: Axes, heat: Heat) -> None:
+    values = np.array(heat.values, np.float64)
+    shown = np.ma.masked_invalid(values)
+    image = axes.imshow(shown, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(len(heat.columns)), heat.columns, fontsize=8)
+    axes.set_yticks(range(len(heat.rows)), heat.rows, fontsize=8)
+    axes.set_xlabel(heat.x_label, fontsize=9)
+    axes.set_ylabel(heat.y_label, fontsize=9)
+    axes.set_title(heat.title, fontsize=10)
+    if values.size <= 150 and shown.count():
+        middle = (shown.min() + shown.max()) / 2
+        for (row, column), value in np.ndenumerate(values):
+            if value == value:
+                colour = "white" if value < middle else "black"
+                axes.text(
+                    column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour
+                )
+    bar = axes.figure.colorbar(image, ax=axes)
+    bar.set_label(heat.bar_label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+
+
+def _bars(axes: Axes, bars: Bars) -> None:
+    known = [(name, v) for name, v in zip(bars.names, bars.values, strict=True) if v is not None]
+    names, values = [name for name, _ in known], [value for _, value in known]
+    drawn = axes.barh(names, values, color=_COLOURS[0], height=0.65)
+    axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2)
+    axes.invert_yaxis()
+    axes.margins(x=0.18)
+    axes.set_xlabel(bars.unit, fontsize=9)
+    axes.set_title(bars.title, fontsize=10)
+    axes.tick_params(labelsize=8)
+
+
+_DRAWN = {Panel: _curves, Heat: _heat, Bars: _bars}

@@ -1,0 +1,69 @@
+"""What the paper printed: values of its tables, sizes of its data sets, its settings.
+
+The values are in paper.json, which benchmarks/paper_values.py makes. Owns which of the paper's
+pairs of models stands beside a user's pair. Figures of the paper have no printed numbers.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+#: Pairs of the paper by kind of model, closest first: (one model to itself, two fine-tunes).
+CLOSEST = {
+    "llama": (("2", "1", "6", "5", "9"), ("6", "5", "9", "2", "1")),
+    "qwen": (("3", "7"), ("7", "3")),
+    "falcon": (("4", "8"), ("8", "4")),
+}
+
+
+@cache
+def _document() -> dict[str, Any]:
+    text = Path(__file__).with_name("paper.json").read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def records() -> dict[str, int]:
+    """Number of records of each data set (Tables 4 and 7), by name of the task."""
+    return dict(_document()["records"])
+
+
+def settings() -> list[dict[str, Any]]:
+    """The hyper-parameters of the appendices."""
+    return [dict(one) for one in _document()["settings"]]
+
+
+def pairs() -> dict[str, dict[str, str]]:
+    """Sender and receiver of each pair (Table 5)."""
+    return dict(_document()["pairs"])
+
+
+def check_pair(pair: str) -> None:
+    """Raises ValueError for a pair that the paper does not have."""
+    if pair not in pairs():
+        raise ValueError(f"paper pair: expected one of {', '.join(pairs())}, found {pair!r}")
+
+
+def closest_pair(numbers: Sequence[str], names: Sequence[str], same_model: bool) -> str | None:
+    """The pair whose values stand beside those of a user's models.
+
+    numbers: of the tables looked at; names: of the user's models and their types. The pair of the
+    same family that a table prints, of the same relation where there is one; a Llama pair for other
+    families. None when the tables print no such pair.
+    """
+    text = " ".join(names).lower()
+    family = next((name for name in ("qwen", "falcon") if name in text), "llama")
+    printed = {pair for number in numbers for pair in _document()["tables"].get(number, {})}
+    order = CLOSEST[family][0 if same_model else 1]
+    return next((pair for pair in order if pair in printed), None)
+
+
+def value(numbers: Sequence[str], pair: str | None, row: str, task: str) -> float | None:
+    """A printed value; None where the tables have none. `row` is a name such as "kvcomm 0.3"."""
+    for number in numbers:
+        found = _document()["tables"].get(number, {}).get(pair, {}).get(row, {}).get(task)
+        if found is not None:
+            return float(found)
+    return None

@@ -1,0 +1,273 @@
+"""Runs what a reproduction lacks, and gives back the records.
+
+Owns the run folders below OUT/runs, one per task, pair, preset, number of records and group of
+methods; the calibrations, which are shared between them; and how long each run took, also when it
+was killed on the way. What a run does is evaluate.py's.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvcomm import selection, tasks
+from kvcomm.agents import Receiver, Sender
+from kvcomm.evaluate import evaluate
+from kvcomm.methods import Bench, Item
+from kvcomm.model import Model
+from kvcomm.plan import Prompts
+from kvcomm.records import RECORDS, Record, dumps, write_json
+from kvcomm.reproduce import data
+from kvcomm.reproduce.data import Data
+from kvcomm.reproduce.measures import Results
+from kvcomm.reproduce.methods import Group
+from kvcomm.reproduce.request import Request
+from kvcomm.runs import read_run
+from kvcomm.selection import LayerScores
+from kvcomm.summary import variant
+from kvcomm.tasks import Task
+
+#: Seconds of a run so far, and when the part that may be going on began.
+WALL = "wall.json"
+
+Note = Callable[[str], None]
+
+
+class Runs:
+    """The runs of one reproduction.
+
+    Attributes
+    ----------
+    left_out : dict
+        What was not run, with the reason, for the account.
+    seconds : dict
+        Wall time per run folder that was looked at.
+    """
+
+    def __init__(self, request: Request, note: Note = lambda line: None) -> None:
+        self.request = request
+        self.left_out: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        self._note = note
+        self._data: dict[str, Data | None] = {}
+        self._scores: dict[tuple[str, bool | None], LayerScores] = {}
+
+    # ---- models and data -------------------------------------------------------------------
+
+    @cached_property
+    def agents(self) -> tuple[Sender, Receiver]:
+        """The pair of models, loaded when first needed."""
+        loaded = [
+            Model.load(name, device=self.request.device, dtype=self.request.dtype)
+            for name in dict.fromkeys(self.request.models)
+        ]
+        # The published code renders the sender's prompt with the receiver's tokenizer.
+        tokenizer = loaded[-1].tokenizer if self.request.preset == "reference" else None
+        return Sender(loaded[0], tokenizer=tokenizer), Receiver(loaded[-1])
+
+    @property
+    def n_layers(self) -> int:
+        """L, layers of the sender."""
+        return self.agents[0].model.n_layers
+
+    @property
+    def pair(self) -> str:
+        """The pair of models as part of a file's name."""
+        names = [Path(name).name or "model" for name in dict.fromkeys(self.request.models)]
+        return "-to-".join("".join(c if c.isalnum() or c in ".-" else "_" for c in n)
+                           for n in names)  # fmt: skip
+
+    def chosen(self, names: Sequence[str]) -> list[Data]:
+        """The tasks of an exhibit that have data; what has none is told.
+
+        Raises
+        ------
+        ValueError
+            None has, or a task of the request is not one of the exhibit's.
+        """
+        if self.request.tasks is not None:
+            names = [name for name in names if name in self.request.tasks]
+        found = [one for one in map(self.data, names) if one is not None]
+        if not found:
+            wanted = ", ".join(names) or f"{', '.join(self.request.tasks or ())} (not of this one)"
+            raise ValueError(f"{self.request.data}: no data file for the tasks {wanted}")
+        return found
+
+    def data(self, name: str) -> Data | None:
+        """The records of a task; None, and a note, when there is no file."""
+        if name not in self._data:
+            task = tasks.find(name)
+            published = self.request.preset == "reference"
+            found = data.read(task, self.request.data, self.request.limit, published)
+            if found is None:
+                self.leave_out(name, "no data file")
+            self._data[name] = found
+        return self._data[name]
+
+    def leave_out(self, what: str, why: str) -> None:
+        """Tell once what is not run."""
+        if self.left_out.get(what) != why:
+            self._note(f"{what}: not run, {why}")
+            self.left_out[what] = why
+
+    # ---- calibrations ----------------------------------------------------------------------
+
+    def scores(self, found: Data, n: int = 1, skip_first: bool | None = None) -> LayerScores:
+        """Layer scores over the first n records of a task's pool; measured once, and kept."""
+        n = min(n, len(found.pool))
+        key = found.task.name, skip_first
+        path = self._folder(found, f"calibration-{_digest([self._origin, key, found.pool])}.json")
+        if key not in self._scores and path.exists():
+            self._scores[key] = LayerScores.load(path)
+        have = self._scores.get(key)
+        done = 0 if have is None else have.n_samples
+        while done < n:
+            # Kept at each doubling, so that a kill costs half of the work at most.
+            upto = min(n, max(1, 2 * done))
+            with self._timed(path.with_suffix("")):
+                more = self._measure(found, found.pool[done:upto], skip_first)
+            rows = [more.sample_mass] if have is None else [have.sample_mass, more.sample_mass]
+            have = replace(more, sample_mass=np.concatenate(rows))
+            have.save(path)
+            done = upto
+        self._scores[key] = have
+        return replace(have, sample_mass=have.sample_mass[:n])
+
+    @cached_property
+    def _origin(self) -> list[str]:
+        models = (self.agents[0].model, self.agents[1].model)
+        return [*(model.fingerprint for model in models), self.request.preset]
+
+    def _measure(
+        self, found: Data, examples: Sequence[Any], skip_first: bool | None
+    ) -> LayerScores:
+        sender, receiver = self.agents
+        bench = self._bench(found.task)
+        prompts = Prompts(bench, found.task, found.plan, None)
+        items = [prompts.item(number, one) for number, one in enumerate(examples)]
+        return selection.calibrate(
+            sender,
+            receiver,
+            [(item.sender, item.receiver) for item in items],
+            preset=self.request.preset,
+            skip_first=skip_first,
+        )
+
+    def items(self, found: Data) -> list[Item]:
+        """The prompts of a task's scored records; no model runs."""
+        prompts = Prompts(self._bench(found.task), found.task, found.plan, None)
+        return [prompts.item(number, one) for number, one in enumerate(found.plan.scored)]
+
+    def _bench(self, task: Task) -> Bench:
+        sender, receiver = self.agents
+        return Bench(
+            sender, receiver, preset=self.request.preset, max_new_tokens=task.max_new_tokens
+        )
+
+    # ---- runs ------------------------------------------------------------------------------
+
+    def results(self, found: Data, groups: Iterable[Group]) -> Results:
+        """The records of some groups, each run if it has to be; all rows as one."""
+        groups = list(groups)
+        rows: dict[str, dict[str, Record]] = {}
+        for group in groups:
+            rows |= self._run(found, group)
+        answered = all(group.answers for group in groups)
+        return Results(found.task, rows, found.task.metric if answered else None)
+
+    def _run(self, found: Data, group: Group) -> dict[str, dict[str, Record]]:
+        task, request = found.task, self.request
+        plan = found.divided(group.n_calibration, group.keep)
+        calibrated = any(method.calibrated for method in group.methods.values())
+        folder = self._folder(found, group.name)
+        self._note(f"{folder.name}: {len(plan.scored)} records, {len(group.methods)} methods")
+        scores = self.scores(found, group.n_calibration) if calibrated else None
+        with self._timed(folder):
+            evaluate(
+                *self.agents,
+                task,
+                plan,
+                list(group.methods.values()),
+                folder,
+                preset=request.preset,
+                scores=scores,
+                max_new_tokens=None if group.answers else 0,
+                # One limit for all groups, so that all of them read the same prompts.
+                max_input_tokens=self._prompt_limit(found),
+                batch_size=request.batch_size,
+                about={
+                    "data": ", ".join(path.name for path in found.files),
+                    "published_protocol": found.published,
+                },
+                command=("kvcomm", "reproduce"),
+                progress=request.progress,
+                note=self._note,
+            )
+        return _by_row(group.methods, read_run(folder)[1])
+
+    def _prompt_limit(self, found: Data) -> int:
+        return Prompts(self._bench(found.task), found.task, found.plan, None).limit
+
+    def _folder(self, found: Data, name: str) -> Path:
+        request = self.request
+        size = "all" if request.limit is None else str(request.limit)
+        runs = request.out / "runs"
+        runs.mkdir(parents=True, exist_ok=True)
+        return runs / f"{found.task.name}-{self.pair}-{request.preset}-{size}-{name}"
+
+    @contextmanager
+    def _timed(self, folder: Path) -> Iterator[None]:
+        """Count the wall time of a run, over all its parts.
+
+        A part that was killed is counted up to the last record that it wrote.
+        """
+        path = folder.with_name(f"{folder.name}.{WALL}")
+        before: dict[str, Any] = {"seconds": 0.0}
+        if path.exists():
+            before = json.loads(path.read_text())
+            log = folder / RECORDS
+            if "began" in before and log.exists():
+                before["seconds"] += max(0.0, log.stat().st_mtime - before["began"])
+        began, size = time.time(), _size(folder)
+        write_json(path, {"seconds": before["seconds"], "began": began})
+        total = before["seconds"]
+        try:
+            yield
+        finally:
+            # Looking whether anything is missing is not a part of the run.
+            if size is None or _size(folder) != size:
+                total += time.time() - began
+            write_json(path, {"seconds": total})
+            self.seconds[folder.name] = total
+
+
+def _size(folder: Path) -> int | None:
+    """Of the log of a run."""
+    log = folder / RECORDS
+    return log.stat().st_size if log.exists() else None
+
+
+def _by_row(methods: Mapping[str, Any], records: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    """Records by row and id; a row is known by its method's name and settings."""
+
+    def key(name: str, settings: Mapping[str, Any]) -> str:
+        return dumps([name, variant(settings)], sort_keys=True)
+
+    rows: dict[str, str] = {
+        key(method.name, json.loads(dumps(method.settings))): row for row, method in methods.items()
+    }
+    found: dict[str, dict[str, Record]] = {row: {} for row in methods}
+    for record in records:
+        found[rows[key(record["method"], record["settings"])]][record["id"]] = record
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]

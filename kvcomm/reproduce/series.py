@@ -1,0 +1,132 @@
+"""From results to the tables and the drawing of a figure with curves or a map over settings.
+
+Owns what all such figures share: a table per task and measure, with the same numbers as the panel
+that is drawn of it. What is on the axes and what is run say sweeps.py and curves.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvcomm.reproduce import tables
+from kvcomm.reproduce.exhibit import HEADINGS, Built, Exhibit
+from kvcomm.reproduce.measures import MEASURES, PUBLISHED, RECOVERED, Results
+from kvcomm.reproduce.runs import Runs
+from kvcomm.reproduce.table import Cell, Table
+
+#: What a measure is called on an axis.
+AXIS = {RECOVERED: "recovered (0 baseline, 1 skyline)"}
+
+#: Said on every figure that needed no answers.
+NO_ANSWERS = "from likelihoods of the gold answers, no answers generated"
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What is on the axes of a figure.
+
+    x_label: what x is. x: its values. names: of the curves. row: the row of results that a curve
+    has at x; "" for none. log: x grows by factors. labels: how x is written in the table.
+    """
+
+    x_label: str
+    x: tuple[float, ...]
+    names: tuple[str, ...]
+    row: Callable[[str, float], str]
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map over two settings: the row of results at (row, column), "" for none."""
+
+    corner: str
+    x_label: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    row: Callable[[str, str], str]
+
+
+def build(
+    runs: Runs,
+    exhibit: Exhibit,
+    results: Sequence[Results],
+    parts: Sequence[Curves | Map] | Callable[[Results], Sequence[Curves | Map]],
+    notes: Sequence[str] = (),
+    measures: Sequence[str] = MEASURES,
+) -> Built:
+    """The tables and the figure of an exhibit: for every task and measure, every part.
+
+    parts: the same for all tasks, or made for each.
+    """
+    name = exhibit.name.replace("-", " ").capitalize()
+    about = f"{tables.models(runs)}; {tables.protocol(runs)}"
+    made: list[tuple[Results, str, Curves | Map, Table]] = []
+    for measure in measures:
+        for one in results:
+            if one.metric is None if measure == PUBLISHED else not one.task.needs_context:
+                continue
+            for part in parts(one) if callable(parts) else parts:
+                task = HEADINGS.get(one.task.name, one.task.name)
+                made.append((one, measure, part, _table(
+                    f"{name}. {exhibit.title}, {task}: {_called(one, measure)}. {about}.",
+                    one, measure, part, notes,
+                )))  # fmt: skip
+
+    def draw():
+        from kvcomm.reproduce import figures
+
+        drawn = [_part(one, measure, part, table) for one, measure, part, table in made]
+        counts = sorted({c.measured.n for *_, t in made for c in t.cells.values() if c.measured})
+        n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+        answers = "" if any(one.metric for one in results) else f"; {NO_ANSWERS}"
+        foot = f"{about}; {n} records, bars: 95% bootstrap intervals{answers}"
+        return figures.draw(drawn, f"{name}. {exhibit.title}", foot)
+
+    return Built(tuple(table for *_, table in made), tuple(results), draw)
+
+
+def _called(results: Results, measure: str) -> str:
+    return f"{results.metric} (published metric)" if measure == PUBLISHED else measure
+
+
+def _table(
+    title: str, results: Results, measure: str, part: Curves | Map, notes: Sequence[str]
+) -> Table:
+    if isinstance(part, Curves):
+        rows, columns = tuple(f"{x:g}" for x in part.x), part.names
+        wanted = {(f"{x:g}", name): part.row(name, x) for x in part.x for name in part.names}
+        corner = part.x_label
+    else:
+        rows, columns, corner = part.rows, part.columns, f"{part.corner} / {part.x_label}"
+        wanted = {(y, x): part.row(y, x) for y in rows for x in columns}
+    cells = {place: Cell(results.measured(row, measure)) for place, row in wanted.items() if row}
+    how = [] if results.metric else [f"{NO_ANSWERS}."]
+    shared = "Ranges: 95% bootstrap intervals over n records; the paper printed no numbers."
+    failed = [f"failed and left out: {n} of {row}." for row, n in results.n_failed.items()]
+    return Table(title, measure, corner, rows, columns, cells, (*notes, *how, *failed, shared))
+
+
+def _part(results: Results, measure: str, part: Curves | Map, table: Table):
+    from kvcomm.reproduce.figures import Heat, Line, Panel
+
+    task = HEADINGS.get(results.task.name, results.task.name)
+    label = AXIS.get(measure, str(results.metric))
+    if isinstance(part, Map):
+        values = tuple(
+            tuple(
+                float("nan") if (found := table.cell(y, x).measured) is None else found.value
+                for x in part.columns
+            )
+            for y in part.rows
+        )
+        return Heat(task, part.x_label, part.corner, part.rows, part.columns, values, label)
+    lines = tuple(
+        Line(name, part.x, tuple(table.cell(f"{x:g}", name).measured for x in part.x))
+        for name in part.names
+    )
+    levels = [
+        (row, found.value)
+        for row in ("baseline", "skyline")
+        if (found := results.measured(row, measure)) is not None
+    ]
+    return Panel(task, part.x_label, label, lines, tuple(levels), part.log)

@@ -1,0 +1,183 @@
+"""A table of measured values, and its form as text, CSV, Markdown and LaTeX.
+
+Owns layout and escaping. Every cell carries its value, its 95% interval, how many records it is of
+and what the paper printed; nothing here measures or judges.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvcomm.statistics import Interval
+
+#: Columns of the CSV form, one line per cell.
+CSV_FIELDS = ("table", "measure", "row", "column", "value", "low", "high", "n", "paper", "note")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value; all of it may be unknown.
+
+    measured: the value with its interval over n records, `low` and `high` NaN where it has none.
+    paper: what the paper printed. note: a word in place of a value, such as "2 of 99 failed".
+    """
+
+    measured: Interval | None = None
+    paper: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Values by row and column.
+
+    title: says what it is; measure: what the values are, one word; corner: what rows are. decimals:
+    places shown. notes: lines below.
+    """
+
+    title: str
+    measure: str
+    corner: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Cell]
+    notes: tuple[str, ...] = ()
+    decimals: int = 2
+    headings: Mapping[str, str] = field(default_factory=dict)
+
+    def cell(self, row: str, column: str) -> Cell:
+        return self.cells.get((row, column), Cell())
+
+    def heading(self, name: str) -> str:
+        """How a row or a column is shown."""
+        return self.headings.get(name, name)
+
+
+def _number(value: float | None, decimals: int) -> str:
+    if value is None or value != value:
+        return "-"
+    # Adding 0.0 turns the -0.0 that rounding may leave into 0.0.
+    return f"{round(value, decimals) + 0.0:.{decimals}f}"
+
+
+def _parts(cell: Cell, decimals: int) -> tuple[str, str, str]:
+    """Value, interval with n, and the paper's value; "" for what is not there."""
+    paper = "" if cell.paper is None else f"paper {_number(cell.paper, 2)}"
+    if cell.measured is None:
+        return (cell.note or "-"), "", paper
+    found = cell.measured
+    value = _number(found.value, decimals)
+    if found.low == found.low:
+        low, high = _number(found.low, decimals), _number(found.high, decimals)
+        return value, f"{low}..{high} n={found.n}", paper
+    return value, f"n={found.n}", paper
+
+
+def text(table: Table) -> str:
+    """For a terminal: under each value its interval and n, and under these the paper's value."""
+    lines: list[list[str]] = [[table.corner, *map(table.heading, table.columns)]]
+    for row in table.rows:
+        parts = [_parts(table.cell(row, column), table.decimals) for column in table.columns]
+        lines.append([table.heading(row), *(part[0] for part in parts)])
+        for place in (1, 2):
+            if any(part[place] for part in parts):
+                lines.append(["", *(part[place] for part in parts)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [
+        "  ".join(
+            one.ljust(width) if place == 0 else one.rjust(width)
+            for place, (one, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    return "\n".join([table.title, "", shown[0], rule, *shown[1:], "", *table.notes]) + "\n"
+
+
+def markdown(table: Table) -> str:
+    """A heading, a pipe table and the notes as a list."""
+
+    def escaped(value: str) -> str:
+        return value.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*")
+
+    def joined(cell: Cell) -> str:
+        value, interval, paper = _parts(cell, table.decimals)
+        return escaped(value + f" [{interval}]" * bool(interval) + f" ({paper})" * bool(paper))
+
+    lines = [[table.corner, *map(table.heading, table.columns)]]
+    lines += [
+        [table.heading(row), *(joined(table.cell(row, column)) for column in table.columns)]
+        for row in table.rows
+    ]
+    body = [
+        "| " + " | ".join(escaped(one) if place == 0 or line is lines[0] else one
+                          for place, one in enumerate(line)) + " |"
+        for line in lines
+    ]  # fmt: skip
+    body.insert(1, "| --- |" + " ---: |" * len(table.columns))
+    notes = [f"- {note}" for note in table.notes]
+    return "\n".join([f"### {table.title}", "", *body, "", *notes]) + "\n"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+}  # fmt: skip
+
+
+def latex_text(value: str) -> str:
+    """A text with every character that LaTeX takes for a command written out."""
+    return "".join(_LATEX.get(character, character) for character in value)
+
+
+def latex(table: Table) -> str:
+    """A table environment that needs no package; the paper's value in parentheses."""
+
+    def joined(cell: Cell) -> str:
+        value, interval, paper = _parts(cell, table.decimals)
+        shown = latex_text(value if value != "-" else "--")
+        if interval:
+            shown += rf" {{\scriptsize [{latex_text(interval)}]}}"
+        return shown + f" ({latex_text(paper)})" * bool(paper)
+
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{latex_text(table.title)}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        r"\hline",
+        " & ".join(latex_text(one) for one in (table.corner, *map(table.heading, table.columns)))
+        + r" \\",
+        r"\hline",
+    ]
+    for row in table.rows:
+        cells = [joined(table.cell(row, column)) for column in table.columns]
+        lines.append(" & ".join([latex_text(table.heading(row)), *cells]) + r" \\")
+    lines += [r"\hline", r"\end{tabular}", r"\par\footnotesize"]
+    lines += [latex_text(note) + r"\par" for note in table.notes]
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def csv_text(name: str, tables: Sequence[Table]) -> str:
+    """All tables of an exhibit, a line per cell; an empty field is not known."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_FIELDS)
+    for table in tables:
+        for row in table.rows:
+            for column in table.columns:
+                cell = table.cell(row, column)
+                found = cell.measured
+                values = (None,) * 4 if found is None else (
+                    found.value, found.low, found.high, found.n
+                )  # fmt: skip
+                numbers = [
+                    "" if one is None or one != one else repr(one) for one in (*values, cell.paper)
+                ]
+                writer.writerow([name, table.measure, row, column, *numbers, cell.note])
+    return out.getvalue()
+
+
+#: Forms by the ending of their file; CSV has all tables of an exhibit as one.
+FORMS: dict[str, Callable[[Table], str]] = {"txt": text, "md": markdown, "tex": latex}
