@@ -154,9 +154,9 @@ class Workspace:
         vocabulary a ValueError naming row, place and value), or float32 [n, dim] hidden states
         entering layers[0]. With output "none" the last layer computes K and V (and mass) and
         nothing else: this is the sender's early exit. Returns (out, mass): out stacked over rows -
-        hidden float32 [n_out, dim] (normed: after the final norm), logits float32 [n_out, vocab_size], argmax int32 [n_out],
-        logprob float32 [n_out] of `targets` - or None; mass float64 [n_rows, n_layers, n_heads] or
-        None.
+        hidden float32 [n_out, dim] (normed: after the final norm), logits float32 [n_out,
+        vocab_size], argmax int32 [n_out], logprob float32 [n_out] of `targets` - or None; mass
+        float64 [n_rows, n_layers, n_heads] or None.
         """
 
     def embed(self, ids: NDArray[np.integer[Any]] | Sequence[int], /) -> NDArray[np.float32]:

@@ -434,10 +434,7 @@ class Receiver:
     def _stop_ids(self, turn: Turn, preset: Preset) -> frozenset[int]:
         """EOS ids of the generation config; the published kvcomm knows config.json's only."""
         if preset == "reference" and turn.packets:
-            raw = self.model.config.raw
-            inner = raw.get("text_config") or {}
-            stated = raw.get("eos_token_id", inner.get("eos_token_id"))
-            return frozenset([stated] if isinstance(stated, int) else stated or ())
+            return frozenset(self.model.config_stop_ids)
         return frozenset(self.model.stop_ids)
 
     def _check_room(self, session: Session, n_tokens: int) -> None:

@@ -159,8 +159,7 @@ def _options(arguments: argparse.Namespace) -> "Options":
         skip_first=arguments.skip_first,
         **{
             field: getattr(arguments, option)
-            for field, option in _METHOD_OPTIONS.items()
-            if hasattr(arguments, option)
+            for field, option in (_METHOD_OPTIONS.items() if "methods" in arguments else ())
         },
     )
 

@@ -33,8 +33,8 @@ from kvcomm.tasks import Example, Task
 BATCH_BYTES = 1 << 30
 
 #: Fields of a line of the log, in order. A record that failed has "error" besides; one whose answer
-#: is reasoning that never ended, of which nothing is scored, has "reasoning_cut_off": true; one of a
-#: method that passes text has it as "message".
+#: is reasoning that never ended, of which nothing is scored, has "reasoning_cut_off": true; one of
+#: a method that passes text has it as "message".
 FIELDS = (
     "id", "index", "method", "settings", "prompt_sha256", "question", "answer", "token_ids", "gold",
     *metrics.NAMES, "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens",
@@ -131,7 +131,7 @@ def evaluate(
         raise ValueError("calibration records: none, and a method needs one")
     # Bad settings of a method have to show before anything is measured or written.
     level = LayerScores(np.zeros((1, n_layers, 1)), preset, "", "")
-    read = _layers(methods, replace(bench, scores=level))
+    read = _layers(methods, replace(bench, scores=level, trial=True))
     if read:
         sender.origin.check_receiver(
             receiver.origin, read, layer_map, any_tokenizer=receiver.any_tokenizer
@@ -373,6 +373,8 @@ def _record(example: Example, row: _Row, result: Outcome | Exception, task: Task
         record["reasoning_cut_off"] = True
     if result.message is not None:
         record["message"] = result.message
+    if example.choices:
+        record["choices"] = example.choices
     return record | {
         "settings": {**row.settings, "layers": result.layers},
         "prompt_sha256": _digest([ids.tolist() for ids in result.prompts]),

@@ -28,7 +28,9 @@ from kvcomm import lexicon
 from kvcomm.statistics import Interval, draws, interval
 
 #: The measures that every record of a run has, each the best over its accepted answers.
-NAMES = ("match", "f1", "em", "rouge_l_recall", "rouge_l_f", "accuracy")
+NAMES = (
+    "match", "f1", "em", "rouge_l_recall", "rouge_l_f", "published_rouge_l", "accuracy",
+)  # fmt: skip
 
 MATCH_ABOVE = 0.5  # strict: a set F1 of exactly one half is no match
 

@@ -226,6 +226,14 @@ class Model:
             return self.config.eos_ids
         return () if self.tokenizer is None else tuple(self.tokenizer.stop_ids)
 
+    @property
+    def config_stop_ids(self) -> tuple[int, ...]:
+        """EOS ids of config.json alone; the published kvcomm and ac know no other."""
+        raw = self.config.raw
+        inner = raw.get("text_config") or {}
+        stated = raw.get("eos_token_id", inner.get("eos_token_id"))
+        return (stated,) if isinstance(stated, int) else tuple(stated or ())
+
 
 def _check_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:

@@ -348,7 +348,7 @@ def search(
     if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
         raise ValueError(f"beam: expected a number of sets above 0, found {beam!r}")
     target = check_layer_map(layer_map, n_layers, receiver.model.n_layers)
-    records = [Sample(*one) for one in samples]
+    records = [_sample(one) for one in samples]
     if not records:
         raise ValueError("samples: a search needs at least one, with its gold answers")
     options = {
@@ -357,10 +357,7 @@ def search(
         "positions": positions,
         "shift_back": shift_back,
     }
-    packets = [
-        tuple(sender.read(context, preset=preset) for context in _contexts(record))
-        for record in records
-    ]
+    packets = [tuple(sender.read(_contexts(record), preset=preset)) for record in records]
     trials = _Trials(receiver, records, packets, target, options)
     best = trials.start()
     beams = [best]
@@ -425,9 +422,15 @@ def _without(layers: Layers, layer: int) -> Layers:
     return tuple(one for one in layers if one != layer)
 
 
-def _contexts(record: Sample) -> tuple[Context, ...]:
+def _sample(one: Sample | tuple[Any, ...]) -> Sample:
+    if not isinstance(one, tuple) or len(one) not in (3, 4):
+        raise ValueError("samples: expected context, question and gold answers of each")
+    return Sample(*one)
+
+
+def _contexts(record: Sample) -> list[Context]:
     several = isinstance(record.context, tuple) and not is_ids(record.context)
-    return record.context if several else (record.context,)
+    return list(record.context) if several else [record.context]
 
 
 def _summed(scores: Sequence[Score]) -> float:

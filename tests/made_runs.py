@@ -35,7 +35,8 @@ def method(
         "attempted": N_RECORDS, "done": N_RECORDS, "failed": 0,
         "recovered": None if recovered is None else interval(recovered),
         "nll": interval(nll, spread=1.0), "match": interval(1 / 3), "f1": interval(0.5),
-        "em": interval(0.25), "rouge_l_recall": None, "rouge_l_f": None, "accuracy": None,
+        "em": interval(0.25), "rouge_l_recall": None, "rouge_l_f": None,
+        "published_rouge_l": None, "accuracy": None,
         "n_gold_tokens": interval(3), "message_bytes": interval(n_bytes, spread=0),
         "receiver_tokens": interval(66), "cut_tokens": interval(0),
         "sender": interval(sender, spread=0.01), "transfer": interval(0.0, spread=0.0),
@@ -102,7 +103,7 @@ def records(run: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
                     "settings": {**one["settings"], "layers": one["layers"]},
                     "answer": f"answer {index} of {one['label']}", "gold": ["Ann"],
                     "match": float(right), "f1": 0.5, "em": 0.0, "rouge_l_recall": None,
-                    "rouge_l_f": None, "accuracy": None, "nll": one["nll"]["value"],
+                    "rouge_l_f": None, "published_rouge_l": None, "accuracy": None, "nll": one["nll"]["value"],
                     **fields,
                 }
             )  # fmt: skip

@@ -1,5 +1,6 @@
 """The controls: what is sent in the right message's place, and what a run says about them."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ import text_bench
 from fixtures import TURN_END
 from text_bench import TEXTS, bench_of
 
-from kvcomm.agents import Sender
+from kvcomm.agents import Receiver, Sender
+from kvcomm.evaluate import evaluate
 from kvcomm.methods import Bench, Options, methods
 from kvcomm.methods.control import KINDS, Control, findings, noise, shuffled
 from kvcomm.methods.kvcomm import KVComm
 from kvcomm.model import Model
+from kvcomm.plan import divide
 from kvcomm.selection import calibrate
 from kvcomm.weights import f32_from_bf16
 
@@ -247,3 +250,34 @@ def test_findings_say_which_controls_are_not_at_the_baseline() -> None:
         "shuffled 0.5 does not score like the baseline but better: 2.00 nats less per record "
         "[1.50, 3.00], n 20; recovered 20% [10%, 30%]",
     ]
+
+
+def test_a_run_compares_every_control_with_the_baseline(
+    tiny: Callable[..., Path], device: str, tmp_path: Path
+) -> None:
+    model = Model.load(tiny("llama"), device=device)
+    examples = [text_bench.example(number) for number in range(len(TEXTS))]
+    chosen = methods(("baseline", "skyline", "kvcomm", "control"), Options())
+    summary = evaluate(
+        Sender(model), Receiver(model), text_bench.TASK, divide(examples), chosen, tmp_path / "run"
+    )
+    assert [method["failed"] for method in summary["methods"]] == [0] * 7
+    nll: dict[str, list[float]] = {}
+    for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        nll.setdefault(record["settings"].get("control", record["method"]), []).append(
+            record["nll"]
+        )
+    found = {
+        (one["method"], one["control"]): one["nll_less"]["value"] for one in summary["comparisons"]
+    }
+    for kind, name in KINDS.items():
+        label = f"{name} 0.5"
+        against = {"baseline": (label, "baseline"), "kvcomm": ("kvcomm 0.5", label)}
+        sign = {"baseline": -1, "kvcomm": 1}
+        for other, pair in against.items():
+            less = sign[other] * np.subtract(nll[kind], nll[other]).mean()
+            assert found[pair] == pytest.approx(less, abs=1e-9)
+    lines = findings(summary)
+    assert [line.split(" 0.5")[0] for line in lines] == list(KINDS.values())
+    assert all("n 3" in line and "recovered" in line for line in lines)

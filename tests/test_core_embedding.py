@@ -115,7 +115,9 @@ def test_normed_is_the_final_norm_of_hidden(device):
     weight = rng.standard_normal(DIM).astype(np.float32).astype(np.float64) * 0.3
     np.testing.assert_allclose(run("normed"), norm * weight, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="needs the last layer, but layers end at 2 of 4"):
-        _core.Workspace(model).forward([_core.Session(model)], [ids], output="normed", layers=(0, 2))
+        _core.Workspace(model).forward(
+            [_core.Session(model)], [ids], output="normed", layers=(0, 2)
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), 1e-60])

@@ -25,8 +25,9 @@ from kvcomm.runs import CALIBRATION, RUN, SUMMARY, read_run
 from kvcomm.tasks import Example, find
 
 FIELDS = [
-    "id", "index", "method", "settings", "prompt_sha256", "answer", "token_ids", "gold", "match",
-    "f1", "em", "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens", "seconds",
+    "id", "index", "method", "settings", "prompt_sha256", "question", "answer", "token_ids", "gold",
+    "match", "f1", "em", "rouge_l_recall", "rouge_l_f", "published_rouge_l", "accuracy", "nll",
+    "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens", "seconds",
 ]  # fmt: skip
 
 TASK = replace(find("hotpotqa"), max_new_tokens=4)
@@ -309,7 +310,7 @@ def test_the_running_score_by_hand() -> None:
         return {"id": name, "method": method, "settings": settings, **scores, **more}
 
     labels = {_key(method, settings): method for method, settings in chosen.items()}
-    score = _Running(labels, [line("baseline", "r0", 10.0, 0.0)])
+    score = _Running(labels, "match", [line("baseline", "r0", 10.0, 0.0)])
     assert score.add(line("baseline", "r1", 20.0, 1.0)) == "baseline: match 0.50, nll 15.0"
     broken = line("kvcomm", "r0", 0.0, 0.0, error="ValueError: broken")
     assert score.add(broken) == "kvcomm: nothing done"

@@ -16,7 +16,7 @@ FIELDS = {
 
 def test_texts_equal_the_published_ones(shared):
     published = json.loads((shared / "reference" / "prompts.json").read_text())["families"]
-    assert set(prompts.FAMILIES) == set(FIELDS)
+    assert set(prompts.FAMILIES) == {*FIELDS, "choice"}
     for family, fields in FIELDS.items():
         expected = published[family]
 
@@ -28,6 +28,61 @@ def test_texts_equal_the_published_ones(shared):
         assert prompts.receiver_message(question, family) == fill("receiver")
         assert prompts.baseline_message(question, family) == fill("baseline")
         assert prompts.skyline_message(context, question, family) == fill("skyline")
+        aware = fill("sender").replace(
+            expected["instruction"], expected["sender_aware_instruction"]
+        )
+        assert prompts.sender_message(context, family, aware=True) == aware
+
+
+def test_refine_texts_equal_the_published_ones(shared):
+    published = json.loads((shared / "reference" / "prompts.json").read_text())["refine"]
+    for name, others in (("one_sender", ("{others}",)), ("two_senders", ("{a}", "{b}"))):
+        expected = published[name].replace("{others_A1}", "{a}").replace("{others_A2}", "{b}")
+        assert prompts.refine_message("{prompt}", "{self_answer}", others) == expected
+
+
+def test_refine_parts_are_the_texts_around_the_answers():
+    parts = prompts.refine_parts("Q", 3)
+    assert len(parts) == 5
+    own, *others = ("mine", "", "{0}\n")
+    whole = parts[0] + own + parts[1] + others[0] + parts[2] + others[1] + parts[3] + parts[4]
+    assert prompts.refine_message("Q", own, [*others, ""]) == whole
+
+
+def test_a_choice_is_answered_with_a_letter():
+    text = prompts.receiver_message("2 + 2?\nA. 3\nB. 4\nAnswer:", "choice")
+    assert "multiple choice" in text
+    assert "letter" in text
+    assert text.endswith(" Question: 2 + 2?\nA. 3\nB. 4\nAnswer:")
+    assert prompts.baseline_message("2 + 2?", "choice") == prompts.receiver_message(
+        "2 + 2?", "choice"
+    )
+
+
+def test_think_models_and_suffixes_are_the_published_ones(shared):
+    published = json.loads((shared / "reference" / "prompts.json").read_text())["think_models"]
+    assert list(prompts.THINK_MODELS) == published["names"]
+    suffixes = published["all_other_prompts_suffix"]
+    for task in ("countries", "tipsheets"):
+        assert prompts.think_suffix(task) == suffixes[task]
+    for task in ("hotpotqa", "tmath", "mmlu"):
+        assert prompts.think_suffix(task) == suffixes["every other task"]
+
+
+@pytest.mark.parametrize(
+    ("names", "thinks"),
+    [
+        (["deepseek-ai/DeepSeek-R1-Distill-Llama-8B"], True),
+        (["a-folder", "/models/DeepSeek-R1-Distill-Llama-8B/"], True),
+        (["DeepSeek-R1-Distill-Llama-8B"], True),
+        (["deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None], False),
+        (["DeepSeek-R1-Distill-Llama-8B-more", ""], False),
+        ([None, 3], False),
+        ([], False),
+    ],
+)
+def test_think_models_are_known_by_name(names, thinks):
+    assert prompts.is_think_model(names) is thinks
 
 
 def test_texts_are_filled_as_they_are():
@@ -85,6 +140,29 @@ def test_cut_senders_keeps_the_head_of_one_and_the_tail_of_the_other():
         (list(range(60, 70)), 10),
     )
     assert prompts.cut_senders(first, second[:3], 5, 25) == ((list(range(10)), 10), (second[:3], 0))
+
+
+def test_one_and_two_contexts_are_cut_as_published():
+    first, second = list(range(20)), list(range(50, 70))
+    assert prompts.cut_contexts([first], 5, 15) == [prompts.cut_sender(first, 5, 15)]
+    expected = prompts.cut_senders(first, second, 5, 25)
+    assert prompts.cut_contexts([first, second], 5, 25) == list(expected)
+
+
+def test_three_contexts_share_the_room():
+    short, long, longer = list(range(4)), list(range(100, 120)), list(range(200, 240))
+    parts = [longer, short, long]
+    assert prompts.cut_contexts(parts, 6, 70) == [(longer, 0), (short, 0), (long, 0)]
+    # 30 - 6 = 24 tokens: 4 for the short one, 10 for each of the others.
+    assert prompts.cut_contexts(parts, 6, 30) == [
+        ([*longer[:5], *longer[-5:]], 30),
+        (short, 0),
+        ([*long[:5], *long[-5:]], 10),
+    ]
+    # 6 tokens: 2 for each.
+    assert [len(ids) for ids, _ in prompts.cut_contexts(parts, 6, 12)] == [2, 2, 2]
+    with pytest.raises(ValueError, match="6 tokens leave no room for 3 contexts within 11 tokens"):
+        prompts.cut_contexts(parts, 6, 11)
 
 
 @pytest.mark.parametrize("name", ["oracle_smollm2", "oracle_qwen05"])

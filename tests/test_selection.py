@@ -154,6 +154,8 @@ def test_layers_and_all():
 def test_unknown_strategy_and_missing_mass():
     with pytest.raises(ValueError, match="strategy: expected one of attention, "):
         choose("best", 30, ratio=0.5)
+    with pytest.raises(ValueError, match=r"samples with gold answers.*search"):
+        choose("search", 30, ratio=0.5)
     with pytest.raises(ValueError, match="mass: the strategy needs it"):
         choose("attention", 30, ratio=0.5)
     with pytest.raises(ValueError, match="alpha"):
@@ -212,6 +214,29 @@ def test_skipping_the_first_token_is_its_own_switch(pair):
         ]
         found = kvcomm.calibrate(sender, receiver, [(context, question)], skip_first=skip)
         np.testing.assert_allclose(found.mass, expected, rtol=1e-4)
+        assert found.skip_first is skip
+        other = kvcomm.calibrate(sender, receiver, [(context, question)], skip_first=not skip)
+        np.testing.assert_allclose(found.skipping(not skip).mass, other.mass, rtol=1e-12)
+        assert found.skipping(not skip).skip_first is not skip
+        assert found.skipping(skip) is found
+
+
+@pytest.mark.parametrize(("preset", "skipped"), [("paper", False), ("reference", True)])
+def test_the_preset_decides_about_the_first_token(pair, preset, skipped):
+    _, sender, receiver = pair
+    sample = [(CONTEXTS[0], QUESTIONS[0])]
+    found = kvcomm.calibrate(sender, receiver, sample, preset=preset)
+    asked = kvcomm.calibrate(sender, receiver, sample, preset=preset, skip_first=skipped)
+    assert found.skip_first is skipped
+    assert found.sample_mass.tolist() == asked.sample_mass.tolist()
+    assert (found.sample_first > 0).all()
+
+
+def test_a_share_that_is_not_known():
+    assert scores_of([0.1], "reference").skip_first is True
+    assert scores_of([0.1]).skipping(False).mass.tolist() == [0.1]
+    with pytest.raises(ValueError, match="share of the first token was not measured"):
+        scores_of([0.1]).skipping(True)
 
 
 def test_skip_first_with_windows(tiny, device):
@@ -279,19 +304,35 @@ def test_mass_that_is_no_number():
 
 def test_save_and_load(tmp_path: Path):
     mass = np.random.default_rng(1).random((3, 5, 2))
-    scores = LayerScores(mass, "reference", "abc", "def")
+    scores = LayerScores(mass, "reference", "abc", "def", False, mass / 4)
     scores.save(tmp_path / "scores.json")
     again = LayerScores.load(tmp_path / "scores.json")
     assert again.sample_mass.tolist() == mass.tolist()
     assert (again.preset, again.sender, again.receiver) == ("reference", "abc", "def")
+    assert again.skip_first is False
+    assert again.sample_first.tolist() == (mass / 4).tolist()
     assert again.top(0.5, alpha=0.8) == scores.top(0.5, alpha=0.8)
     assert [p.name for p in tmp_path.iterdir()] == ["scores.json"]
+
+
+@pytest.mark.parametrize(("preset", "skipped"), [("paper", False), ("reference", True)])
+def test_load_version_1(tmp_path: Path, preset, skipped):
+    """Written before the first token's place was recorded: it was the preset's."""
+    path = tmp_path / "scores.json"
+    fields = {"format": "kvcomm.layer_scores", "version": 1, "preset": preset}
+    fields |= {"sender": "s", "receiver": "r", "mass": [0.5], "sample_mass": [[[0.5]]]}
+    path.write_text(json.dumps(fields))
+    again = LayerScores.load(path)
+    assert (again.skip_first, again.sample_first) == (skipped, None)
+    assert again.mass.tolist() == [0.5]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version is 2, expected 1"),
+        ({"version": 3}, "version is 3, expected 1 or 2"),
+        ({"skip_first": None}, "skip_first is None, expected true or false"),
+        ({"sample_first": [[[1.0]]]}, r"sample_first has shape \(1, 1, 1\), expected \(1, 2, 1\)"),
         ({"format": "x"}, "format 'x', expected 'kvcomm.layer_scores'"),
         ({"sample_mass": [1.0]}, "sample_mass has shape"),
         ({"preset": "mine"}, "preset"),

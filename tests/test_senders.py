@@ -3,6 +3,7 @@
 Expected answers are the receiver's to packets that are read here by hand, text by text.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,14 @@ import numpy as np
 import pytest
 from text_bench import TEXTS, bench_of
 
+from kvcomm.agents import Receiver, Sender
 from kvcomm.methods import Bench, Options, methods
 from kvcomm.methods.kvcomm import KVComm
 from kvcomm.model import Model
+from kvcomm.plan import Plan, Prompts
+from kvcomm.search import search
 from kvcomm.selection import LayerScores, calibrate
+from kvcomm.tasks import find
 
 
 @pytest.fixture(scope="module")
@@ -94,42 +99,38 @@ def best_two(scores: LayerScores) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    ("options", "how"),
-    [
-        ({"senders": "split"}, {}),
-        ({"senders": "documents", "positions": "sequential"}, {"positions": "sequential"}),
-        ({"skip_first": True}, {"skip_first": True}),
-        ({"skip_first": True, "senders": "split"}, {"skip_first": True}),
-    ],
+    ("senders", "positions"),
+    [("split", "published"), ("split", "sequential"), ("documents", "published")],
 )
-def test_layers_are_chosen_by_the_same_senders_and_the_same_mass(
-    bench: Bench, options: dict, how: dict
+@pytest.mark.parametrize("skip_first", [None, True])
+def test_layers_are_chosen_with_the_same_senders(
+    bench: Bench, senders: str, positions: str, skip_first: bool | None
 ) -> None:
     bench.calibration = bench.items[2:]
     bench.scores = LayerScores(np.arange(4.0).reshape(1, 4, 1), "paper", "", "")  # not to be used
-    samples = [
-        (
-            parts_of(number, options["senders"]) if "senders" in options
-            else "\n".join(TEXTS[number][0]),
-            TEXTS[number][1],
-        )
-        for number in (2, 3)
-    ]  # fmt: skip
+    samples = [(parts_of(number, senders), TEXTS[number][1]) for number in (2, 3)]
+    how = {"positions": positions, "skip_first": skip_first}
     expected = calibrate(bench.sender, bench.receiver, samples, **how)
+    options = {"senders": senders, "positions": positions, "skip_first": skip_first}
     method = KVComm("attention", ratio="0.5", **options)
+    np.testing.assert_allclose(method._scores(bench).mass, expected.mass, rtol=1e-12)
     assert method.layers(bench) == best_two(expected)
-    np.testing.assert_array_equal(method._scores(bench).mass, expected.mass)
     assert {outcome.layers for outcome in method.run(bench, bench.items)} == {best_two(expected)}
 
 
-def test_skip_first_spelled_out_is_what_the_preset_does(bench: Bench) -> None:
-    bench.calibration = bench.items[:1]
+@pytest.mark.parametrize("preset", ["paper", "reference"])
+def test_skip_first_leaves_the_first_token_out_or_counts_it(bench: Bench, preset: str) -> None:
+    bench.preset = preset
     sample = (bench.items[0].sender, bench.items[0].receiver)
-    usual = calibrate(bench.sender, bench.receiver, [sample])
-    counted = KVComm("attention", ratio="0.5", skip_first=False)._scores(bench)
-    np.testing.assert_array_equal(counted.sample_mass, usual.sample_mass)
-    skipped = KVComm("attention", ratio="0.5", skip_first=True)._scores(bench)
-    assert (skipped.mass < usual.mass).all()
+    usual, skipped, counted = (
+        calibrate(bench.sender, bench.receiver, [sample], preset=preset, skip_first=skip)
+        for skip in (None, True, False)
+    )
+    bench.scores = usual
+    for skip, expected in ((None, usual), (True, skipped), (False, counted)):
+        found = KVComm("attention", ratio="0.5", skip_first=skip)._scores(bench)
+        np.testing.assert_allclose(found.mass, expected.mass, rtol=1e-12)
+    assert (skipped.mass < counted.mass).all()
 
 
 def test_a_run_is_calibrated_once_for_each_way(bench: Bench) -> None:
@@ -141,8 +142,43 @@ def test_a_run_is_calibrated_once_for_each_way(bench: Bench) -> None:
 
 
 def test_without_calibration_records_there_is_no_choice_of_its_own(bench: Bench) -> None:
-    with pytest.raises(ValueError, match=r"calibration records: none, and 'kvcomm 0.5 split'"):
+    message = r"calibration records: 0, and 'kvcomm 0.5 split' needs 1 or more"
+    with pytest.raises(ValueError, match=message):
         KVComm(ratio="0.5", senders="split").layers(bench)
+    bench.calibration = bench.items[:2]
+    with pytest.raises(ValueError, match="2, and 'search 0.5 on 3' needs 3 or more"):
+        KVComm("search", ratio="0.5", search_records=3).layers(bench)
+
+
+@pytest.mark.parametrize("senders", ["one", "split"])
+def test_search_is_that_of_the_first_calibration_records(bench: Bench, senders: str) -> None:
+    bench.calibration = bench.items[:3]
+    samples = [
+        (
+            ("\n".join(pieces),) if senders == "one" else parts_of(number, senders),
+            question,
+            list(answers),
+        )
+        for number, (pieces, question, answers) in enumerate(TEXTS[:2])
+    ]
+    expected = search(bench.sender, bench.receiver, samples, ratio="0.5").layers
+    method = KVComm("search", ratio="0.5", search_records=2, senders=senders)
+    assert method.calibrated
+    assert method.layers(bench) == expected
+    counted = bench.receiver.counts
+    assert method.layers(bench) == expected
+    assert bench.receiver.counts == counted  # searched once
+    (outcome,) = method.run(bench, bench.items[3:])
+    fixed = KVComm("layers", given=expected, senders=senders).run(bench, bench.items[3:])[0]
+    assert (outcome.layers, outcome.nll) == (expected, fixed.nll)
+
+
+def test_search_does_not_answer_what_it_has_seen(bench: Bench) -> None:
+    bench.calibration = bench.items[:2]
+    method = KVComm("search", ratio="0.25", search_records=1)
+    assert len(method.run(bench, bench.items[1:])) == 3
+    with pytest.raises(ValueError, match="record 'r0': 'search 0.25 on 1' has searched on it"):
+        method.run(bench, bench.items)
 
 
 def test_a_trial_measures_nothing(bench: Bench) -> None:
@@ -151,8 +187,13 @@ def test_a_trial_measures_nothing(bench: Bench) -> None:
     counts = bench.receiver.counts
     for method in (KVComm(ratio="0.5", senders="split"), KVComm(ratio="0.5", skip_first=True)):
         assert method.layers(trial) == (0, 1)  # equal scores: the lower layers
-    with pytest.raises(ValueError, match="ratio: 1.5 is outside"):
-        KVComm(ratio="1.5", senders="split").layers(trial)
+    assert KVComm("search", ratio="0.5", search_records=1).layers(trial) == (0, 1, 2, 3)
+    for strategy in ("attention", "search"):
+        method = KVComm(strategy, ratio="1.5", senders="split", search_records=1)
+        with pytest.raises(ValueError, match="ratio: 1.5 is outside"):
+            method.layers(trial)
+        with pytest.raises(ValueError, match="calibration records: 0"):
+            method.layers(replace(trial, calibration=()))
     assert bench.receiver.counts == counts
 
 
@@ -170,6 +211,34 @@ def test_online_chooses_again_at_every_such_record(bench: Bench, senders: str) -
     (alone,) = method.run(bench, bench.items[2:3])
     fixed = KVComm("layers", given=expected[0], senders=senders).run(bench, bench.items[2:3])[0]
     assert (alone.layers, alone.nll) == (expected[0], fixed.nll)
+
+
+def test_two_senders_as_recorded(shared: Path, real_model: Model) -> None:
+    """The published code's prompts, layers and first tokens, from the data file on."""
+    data = json.loads((shared / "reference" / "oracle_smollm2.json").read_text())
+    recorded, file = data["two_senders"], shared.parent / data["items"]["hotpotqa"]["file"]
+    examples = find("hotpotqa").load(file)
+    chosen = [examples[one["record_index"]] for one in recorded["items"]]
+    bench = Bench(Sender(real_model), Receiver(real_model), "reference", max_new_tokens=8)
+    bench.prompts = Prompts(bench, find("hotpotqa"), Plan((), tuple(chosen), {}), None)
+    bench.items = [bench.prompts.item(n, one) for n, one in enumerate(chosen)]
+    bench.calibration = bench.items[:1]
+    method = KVComm(ratio="0.5", senders="split")
+    bench.read_layers = method.layers(bench)
+    assert list(bench.read_layers) == sorted(recorded["calibration"]["chosen_0_5"])
+    outcomes = method.run(bench, bench.items[:2])
+    rows = zip(outcomes, recorded["items"][:2], recorded["runs"]["kvcomm_0.5"][:2], strict=True)
+    for outcome, item, run in rows:
+        for ids, part in zip(outcome.prompts, ("sender1", "sender2", "receiver"), strict=True):
+            assert ids.tolist() == item[part]["ids"]
+        assert list(outcome.token_ids) == run["ids"][:8]
+
+
+def test_online_settings_that_choose_nothing_show_before_a_run(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="ratio: 1.5 is outside"):
+        KVComm(ratio="1.5", online=2).layers(bench)
+    with pytest.raises(ValueError, match="level: 2 of 2 layers each"):
+        KVComm("attention_level", ratio="0.5", level=2, online=2).layers(bench)
 
 
 # ---- labels and options ------------------------------------------------------------------------
@@ -196,6 +265,9 @@ def test_what_a_strategy_does_not_know_is_not_in_its_label() -> None:
     found = methods(("kvcomm",), options)
     assert [method.label for method in found] == ["random 0.5 seed 1", "gaussian 0.5", "all layers"]
     assert all(method.settings["skip_first"] is None for method in found)
+    options = Options(strategies=("search",), search_records=4, beam=2, backward=True)
+    (found,) = methods(("kvcomm",), options)
+    assert found.label == "search 0.5 on 4 beam 2 backward"
 
 
 def test_chunks_and_lists_of_one_run_differ_in_their_settings() -> None:

@@ -12,7 +12,7 @@ from the bench, which reads each context once for all methods of a run.
 import importlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -127,6 +127,8 @@ class Bench:
         The items of the calibration records.
     prompts
         What makes items out of records, for methods that write prompts of their own.
+    trial
+        Whether settings are only being checked: no model runs, and scores are without meaning.
     """
 
     sender: Sender
@@ -139,8 +141,16 @@ class Bench:
     items: Sequence[Item | Exception] = ()
     calibration: Sequence[Item] = ()
     prompts: "Prompts | None" = None
+    trial: bool = False
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     _sent: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)
     _own: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made at the first call with this key and kept."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def read(self, items: Sequence[Item]) -> list[tuple[Packet, float]]:
         """Per item a packet of `read_layers` and the seconds that reading took; read once."""

@@ -11,7 +11,7 @@ are refused.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,7 @@ from numpy.typing import NDArray
 from kvcomm import hidden
 from kvcomm._core import Workspace
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, TokenIds
-from kvcomm.packet import Preset
 from kvcomm.prefilled import Prefilled
-
-if TYPE_CHECKING:
-    from kvcomm.model import Model
 
 State = NDArray[np.float32]
 
@@ -132,12 +128,14 @@ class AC(Method):
             part = own[-1, -width:]
             part[:] = RULES[self.rule](part, message[0, -width:])
         logits, _ = workspace.forward(sessions, states, layers=(j, model.n_layers), output="logits")
+        published = bench.preset == "reference"
+        stop_ids = frozenset(model.config_stop_ids if published else model.stop_ids)
         prefilled = Prefilled(
             bench.receiver,
             workspace,
             sessions,
             logits,
-            stop_ids=[_stop_ids(model, bench.preset)] * len(questions),
+            stop_ids=[stop_ids] * len(questions),
             started=arrived,
         )
         return prefilled, arrived - started
@@ -146,16 +144,6 @@ class AC(Method):
 def _width(bench: Bench) -> int:
     """d, how many components are exchanged."""
     return min(agent.model.config.core["dim"] for agent in (bench.sender, bench.receiver))
-
-
-def _stop_ids(model: "Model", preset: Preset) -> frozenset[int]:
-    """EOS ids of the generation config; the published ac knows config.json's only."""
-    if preset == "reference":
-        raw = model.config.raw
-        inner = raw.get("text_config") or {}
-        stated = raw.get("eos_token_id", inner.get("eos_token_id"))
-        return frozenset([stated] if isinstance(stated, int) else stated or ())
-    return frozenset(model.stop_ids)
 
 
 def variants(options: Options) -> list[Method]:

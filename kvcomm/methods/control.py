@@ -79,6 +79,8 @@ class Control(Method):
         return True
 
     def layers(self, bench: Bench) -> tuple[int, ...]:
+        if bench.prompts is not None:
+            bench.prompts.check_context(self.label)
         chosen = self.choice.layers(bench)
         return _other_layers(bench, chosen, self.seed) if self.kind == "random" else chosen
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, get_args
 
-from kvcomm import selection
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcomm import search, selection
 from kvcomm.agents import Positions
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, Senders, TokenIds
 from kvcomm.packet import Packet
@@ -204,21 +207,40 @@ class KVComm(Method):
         return self.strategy in _BY_RECORDS and self.online is None
 
     def layers(self, bench: Bench) -> tuple[int, ...]:
-        return tuple(range(bench.sender.model.n_layers)) if self.online else self._chosen(bench)
+        if bench.prompts is not None:
+            bench.prompts.check_context(self.label)
+        if self.online is None:
+            return self._chosen(bench)
+        n_layers = bench.sender.model.n_layers
+        self._choose(bench, np.zeros(n_layers))  # only to see whether it can
+        return tuple(range(n_layers))
 
     def _chosen(self, bench: Bench) -> tuple[int, ...]:
         """The layers that the run's calibration leads to; what has to be measured is kept."""
-        if self.strategy == "search" and not bench.trial:
-            return bench.once(self, lambda: self._search(bench))
-        return self._choose(bench, self._scores(bench))
+        if self.strategy != "search":
+            scores = self._scores(bench)
+            return self._choose(bench, None if scores is None else scores.mass)
+        if bench.trial:
+            n_layers = bench.sender.model.n_layers
+            self._records(bench, self.search_records)
+            selection.layer_count(n_layers, ratio=self.ratio, preset=bench.preset)
+            return tuple(range(n_layers))
+        return bench.once(self, lambda: self._search(bench).layers)
 
     def _scores(self, bench: Bench) -> LayerScores | None:
         """The run's scores, or those of the same records with other senders or another mass."""
-        usual = self.senders == "one" and self.skip_first is None
-        if usual or not self.calibrated or bench.trial:
-            return bench.scores
-        key = ("scores", self.senders, self.positions, self.skip_first)
-        return bench.once(key, lambda: self._measure(bench, _records(bench, self.label)))
+        scores = bench.scores
+        if not self.calibrated:
+            return scores
+        if self.senders != "one":
+            records = self._records(bench, 1)
+            if not bench.trial:
+                key = ("scores", self.senders, self.positions)
+                scores = bench.once(key, lambda: self._measure(bench, records))
+        return scores if bench.trial else self._weighed(scores)
+
+    def _weighed(self, scores: LayerScores) -> LayerScores:
+        return scores if self.skip_first is None else scores.skipping(self.skip_first)
 
     def _measure(self, bench: Bench, items: Sequence[Item]) -> LayerScores:
         return selection.calibrate(
@@ -228,15 +250,51 @@ class KVComm(Method):
             preset=bench.preset,
             layer_map=bench.layer_map,
             positions=self.positions,
-            skip_first=self.skip_first,
         )
 
-    def _choose(self, bench: Bench, scores: LayerScores | None) -> tuple[int, ...]:
+    def _records(self, bench: Bench, at_least: int) -> Sequence[Item]:
+        found = len(bench.calibration)
+        if found < at_least:
+            raise ValueError(
+                f"calibration records: {found}, and {self.label!r} needs {at_least} or more"
+            )
+        return bench.calibration
+
+    def _search(self, bench: Bench) -> search.SearchResult:
+        return search.search(
+            bench.sender,
+            bench.receiver,
+            [
+                search.Sample(
+                    deal(bench, item, self.senders)[0], item.receiver, list(item.gold), item.skyline
+                )
+                for item in self._records(bench, self.search_records)[: self.search_records]
+            ],
+            ratio=self.ratio,
+            beam=self.beam,
+            backward=self.backward,
+            preset=bench.preset,
+            layer_map=bench.layer_map,
+            positions=self.positions,
+            shift_back=self.shift_back,
+        )
+
+    def _check_unseen(self, bench: Bench, items: Sequence[Item]) -> None:
+        """Refuse to answer a record that layers were searched on: that would flatter them."""
+        seen = {
+            (item.example.context, item.example.question)
+            for item in bench.calibration[: self.search_records]
+        }
+        for item in items:
+            if (item.example.context, item.example.question) in seen:
+                raise ValueError(f"record {item.example.id!r}: {self.label!r} has searched on it")
+
+    def _choose(self, bench: Bench, mass: NDArray[np.float64] | None) -> tuple[int, ...]:
         given = self.given if self.strategy in ("layers", "contiguous") else None
         return selection.choose(
             self.strategy,
             bench.sender.model.n_layers,
-            mass=None if scores is None else scores.mass,
+            mass=mass,
             ratio=None if self.strategy in _FIXED else self.ratio,
             preset=bench.preset,
             alpha=self.alpha,
@@ -260,10 +318,13 @@ class KVComm(Method):
         guide = bench.items[start]
         if isinstance(guide, Exception):
             raise guide
-        key = ("online", start, self.senders, self.positions, self.skip_first)
-        return self._choose(bench, bench.once(key, lambda: self._measure(bench, [guide])))
+        key = ("online", start, self.senders, self.positions)
+        scores = bench.once(key, lambda: self._measure(bench, [guide]))
+        return self._choose(bench, self._weighed(scores).mass)
 
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
+        if self.strategy == "search":
+            self._check_unseen(bench, items)
         layers = self._layers_of(bench, items)
         dealt = [deal(bench, item, self.senders) for item in items]
         readings = iter(bench.read_prompts([ids for parts, _ in dealt for ids in parts]))
@@ -292,12 +353,6 @@ def deal(bench: Bench, item: Item, senders: Senders) -> tuple[tuple[TokenIds, ..
     if senders == "one":
         return (item.sender,), item.sender_cut
     return bench.prompts.deal(item, senders)
-
-
-def _records(bench: Bench, label: str) -> Sequence[Item]:
-    if not bench.calibration:
-        raise ValueError(f"calibration records: none, and {label!r} chooses by them")
-    return bench.calibration
 
 
 def _ranges(layers: Sequence[int]) -> str:

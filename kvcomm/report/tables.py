@@ -48,6 +48,7 @@ METRICS = {
     "em": "EM",
     "rouge_l_recall": "ROUGE-L recall",
     "rouge_l_f": "ROUGE-L F",
+    "published_rouge_l": "published ROUGE-L",
     "accuracy": "accuracy",
 }
 
@@ -68,7 +69,7 @@ class Column:
 
 
 _METRIC_RANKS = {
-    "rouge_l_f": 8, "rouge_l_recall": 7, "accuracy": 6, "em": 3, "f1": 2, "match": 1,
+    "rouge_l_f": 9, "rouge_l_recall": 8, "published_rouge_l": 7, "accuracy": 6, "em": 3, "f1": 2, "match": 1,
 }  # fmt: skip
 
 

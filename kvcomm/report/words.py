@@ -14,6 +14,7 @@ _METRICS = {
     "match": "match: set F1 of lemmas above 0.5.",
     "f1": "F1, EM: SQuAD's{rule}.",
     "rouge_l_recall": "ROUGE-L: longest common subsequence of words, recall and F.",
+    "published_rouge_l": "published ROUGE-L: recall as the paper's code counts it.",
     "accuracy": "accuracy: the choice that the answer names is the gold one.",
 }
 

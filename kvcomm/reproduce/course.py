@@ -42,7 +42,7 @@ def reproduce(
             account.write(runs, request, command)
         verdicts = [*claims.judged(name, built.results), *built.verdicts]
         paths = write(exhibit, built, verdicts, request.out)
-        n_failed += sum(n for one in built.results for n in one.n_failed.values())
+        n_failed += sum(len(errors) for one in built.results for errors in one.failed.values())
         account.write(runs, request, command)
         tell(built, verdicts, paths)
     return n_failed

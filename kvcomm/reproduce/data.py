@@ -34,14 +34,15 @@ class Data:
     def divided(self, n_calibration: int, keep: Callable[[Example], bool] | None = None) -> Plan:
         """A plan with so many calibration records, or as many as there are.
 
-        keep: of the scored records, which stay.
+        keep: which records it is for, scored ones and others.
 
         Raises
         ------
         ValueError
             No record is left to score.
         """
-        calibration = self.pool[:n_calibration]
+        usable = [one for one in self.pool if keep is None or keep(one)]
+        calibration = tuple(usable[:n_calibration])
         taken = set() if self.published else {(one.context, one.question) for one in calibration}
         scored = tuple(
             one

@@ -33,14 +33,14 @@ class Line:
 class Panel:
     """One set of axes with curves.
 
-    levels: horizontal lines, by name. log: x grows by factors.
+    levels: horizontal lines with their names. log: x grows by factors.
     """
 
     title: str
     x_label: str
     y_label: str
     lines: tuple[Line, ...]
-    levels: tuple[tuple[str, float], ...] = ()
+    levels: tuple[tuple[float, str], ...] = ()
     log: bool = False
 
 
@@ -69,7 +69,7 @@ class Bars:
 
 def draw(parts: Sequence[Panel | Heat | Bars], title: str, foot: str) -> Figure:
     """All panels and maps of a figure, at most three in a row."""
-    across = min(3, len(parts))
+    across = 2 if len(parts) == 4 else min(3, len(parts))
     down = math.ceil(len(parts) / across)
     figure = Figure(figsize=(1.2 + 4.4 * across, 1.3 + 3.7 * down), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False).flatten()
@@ -99,7 +99,7 @@ def _curves(axes: Axes, panel: Panel) -> None:
             marker=_MARKERS[place % len(_MARKERS)], markersize=5, linewidth=1.3, elinewidth=0.9,
             capsize=2,
         )  # fmt: skip
-    for name, level in panel.levels:
+    for level, name in panel.levels:
         axes.axhline(level, color="#666666", linewidth=0.9, linestyle="--", zorder=0)
         axes.annotate(
             name, (1, level), xycoords=("axes fraction", "data"), xytext=(-3, 2),

@@ -38,11 +38,21 @@ class Results:
     metric: str | None
 
     @property
-    def n_failed(self) -> dict[str, int]:
-        """Failed records by row, where there are some."""
-        counts = {row: sum("error" in one for one in found.values()) for row, found in
-                  self.rows.items()}  # fmt: skip
-        return {row: n for row, n in counts.items() if n}
+    def failed(self) -> dict[str, list[str]]:
+        """Errors of failed records by row, where there are some."""
+        errors = {
+            row: [str(one["error"]) for one in found.values() if "error" in one]
+            for row, found in self.rows.items()
+        }
+        return {row: found for row, found in errors.items() if found}
+
+    @property
+    def notes_of_failed(self) -> list[str]:
+        """What to say of them below a table."""
+        return [
+            f"failed and left out: {len(errors)} of {row} on {self.task.name} ({errors[0]})."
+            for row, errors in self.failed.items()
+        ]
 
     def values(self, row: str, field: str) -> dict[str, float]:
         """A field of every record of a row that has one, by id."""

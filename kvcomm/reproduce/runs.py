@@ -32,7 +32,7 @@ from kvcomm.reproduce.request import Request
 from kvcomm.runs import read_run
 from kvcomm.selection import LayerScores
 from kvcomm.summary import variant
-from kvcomm.tasks import Task
+from kvcomm.tasks import Example, Task
 
 #: Seconds of a run so far, and when the part that may be going on began.
 WALL = "wall.json"
@@ -57,7 +57,7 @@ class Runs:
         self.seconds: dict[str, float] = {}
         self._note = note
         self._data: dict[str, Data | None] = {}
-        self._scores: dict[tuple[str, bool | None], LayerScores] = {}
+        self._scores: dict[str, LayerScores] = {}
 
     # ---- models and data -------------------------------------------------------------------
 
@@ -119,35 +119,31 @@ class Runs:
 
     # ---- calibrations ----------------------------------------------------------------------
 
-    def scores(self, found: Data, n: int = 1, skip_first: bool | None = None) -> LayerScores:
+    def scores(self, found: Data, n: int = 1) -> LayerScores:
         """Layer scores over the first n records of a task's pool; measured once, and kept."""
         n = min(n, len(found.pool))
-        key = found.task.name, skip_first
-        path = self._folder(found, f"calibration-{_digest([self._origin, key, found.pool])}.json")
-        if key not in self._scores and path.exists():
-            self._scores[key] = LayerScores.load(path)
-        have = self._scores.get(key)
-        done = 0 if have is None else have.n_samples
-        while done < n:
+        name = found.task.name
+        path = self._folder(found, f"calibration-{_digest([self._origin, found.pool])}.json")
+        if name not in self._scores and path.exists():
+            self._scores[name] = LayerScores.load(path)
+        have = self._scores.get(name)
+        while have is None or have.n_samples < n:
+            done = 0 if have is None else have.n_samples
             # Kept at each doubling, so that a kill costs half of the work at most.
             upto = min(n, max(1, 2 * done))
             with self._timed(path.with_suffix("")):
-                more = self._measure(found, found.pool[done:upto], skip_first)
-            rows = [more.sample_mass] if have is None else [have.sample_mass, more.sample_mass]
-            have = replace(more, sample_mass=np.concatenate(rows))
-            have.save(path)
-            done = upto
-        self._scores[key] = have
-        return replace(have, sample_mass=have.sample_mass[:n])
+                more = self._measure(found, found.pool[done:upto])
+                have = more if have is None else _joined(have, more)
+                have.save(path)
+        self._scores[name] = have
+        return _first(have, n)
 
     @cached_property
     def _origin(self) -> list[str]:
         models = (self.agents[0].model, self.agents[1].model)
         return [*(model.fingerprint for model in models), self.request.preset]
 
-    def _measure(
-        self, found: Data, examples: Sequence[Any], skip_first: bool | None
-    ) -> LayerScores:
+    def _measure(self, found: Data, examples: Sequence[Example]) -> LayerScores:
         sender, receiver = self.agents
         bench = self._bench(found.task)
         prompts = Prompts(bench, found.task, found.plan, None)
@@ -157,7 +153,6 @@ class Runs:
             receiver,
             [(item.sender, item.receiver) for item in items],
             preset=self.request.preset,
-            skip_first=skip_first,
         )
 
     def items(self, found: Data) -> list[Item]:
@@ -246,6 +241,21 @@ class Runs:
                 total += time.time() - began
             write_json(path, {"seconds": total})
             self.seconds[folder.name] = total
+
+
+def _joined(one: LayerScores, more: LayerScores) -> LayerScores:
+    """One calibration over the samples of two."""
+    first = None
+    if one.sample_first is not None and more.sample_first is not None:
+        first = np.concatenate([one.sample_first, more.sample_first])
+    mass = np.concatenate([one.sample_mass, more.sample_mass])
+    return replace(one, sample_mass=mass, sample_first=first)
+
+
+def _first(scores: LayerScores, n: int) -> LayerScores:
+    """The calibration over the first n samples of one."""
+    first = None if scores.sample_first is None else scores.sample_first[:n]
+    return replace(scores, sample_mass=scores.sample_mass[:n], sample_first=first)
 
 
 def _size(folder: Path) -> int | None:

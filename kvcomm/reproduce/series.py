@@ -77,9 +77,9 @@ def build(
 
         drawn = [_part(one, measure, part, table) for one, measure, part, table in made]
         counts = sorted({c.measured.n for *_, t in made for c in t.cells.values() if c.measured})
-        n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+        n = " to ".join(str(one) for one in dict.fromkeys([*counts[:1], *counts[-1:]])) or "0"
         answers = "" if any(one.metric for one in results) else f"; {NO_ANSWERS}"
-        foot = f"{about}; {n} records, bars: 95% bootstrap intervals{answers}"
+        foot = f"{about}; n = {n} records, bars: 95% bootstrap intervals{answers}"
         return figures.draw(drawn, f"{name}. {exhibit.title}", foot)
 
     return Built(tuple(table for *_, table in made), tuple(results), draw)
@@ -102,8 +102,20 @@ def _table(
     cells = {place: Cell(results.measured(row, measure)) for place, row in wanted.items() if row}
     how = [] if results.metric else [f"{NO_ANSWERS}."]
     shared = "Ranges: 95% bootstrap intervals over n records; the paper printed no numbers."
-    failed = [f"failed and left out: {n} of {row}." for row, n in results.n_failed.items()]
-    return Table(title, measure, corner, rows, columns, cells, (*notes, *how, *failed, shared))
+    helpless = (
+        []
+        if results.helps(measure)
+        else ["reading the context does not clearly help here by this measure: no claim is judged."]
+    )
+    return Table(
+        title,
+        measure,
+        corner,
+        rows,
+        columns,
+        cells,
+        (*notes, *how, *helpless, *results.notes_of_failed, shared),
+    )
 
 
 def _part(results: Results, measure: str, part: Curves | Map, table: Table):
@@ -124,9 +136,10 @@ def _part(results: Results, measure: str, part: Curves | Map, table: Table):
         Line(name, part.x, tuple(table.cell(f"{x:g}", name).measured for x in part.x))
         for name in part.names
     )
-    levels = [
-        (row, found.value)
-        for row in ("baseline", "skyline")
-        if (found := results.measured(row, measure)) is not None
-    ]
-    return Panel(task, part.x_label, label, lines, tuple(levels), part.log)
+    levels: dict[float, str] = {}
+    for row in ("baseline", "skyline") if results.task.needs_context else ("baseline",):
+        found = results.measured(row, measure)
+        if found is not None:
+            before = levels.get(found.value)
+            levels[found.value] = row if before is None else f"{before}, {row}"
+    return Panel(task, part.x_label, label, lines, tuple(levels.items()), part.log)

@@ -254,10 +254,9 @@ def first_token(runs: Runs, exhibit: Exhibit) -> Built:
     """Ours: the first context token counted in the attention mass, or left out of it."""
     results = []
     for found in runs.chosen(exhibit.tasks):
+        scores = runs.scores(found)
         sets = {
-            f"{name} {ratio}": runs.scores(found, 1, skip_first=skip).top(
-                ratio, alpha=runs.request.alpha
-            )
+            f"{name} {ratio}": scores.skipping(skip).top(ratio, alpha=runs.request.alpha)
             for name, skip in (("counted", False), ("left out", True))
             for ratio in RATIOS
         }

@@ -58,11 +58,7 @@ def compared(
     pair, note = _beside(runs, printed)
     columns = [name for name in exhibit.tasks if not _unwanted(runs, name)]
     found = {one.task.name: one for one in results}
-    failed = [
-        f"failed and left out: {n} of {row} on {HEADINGS.get(one.task.name, one.task.name)}."
-        for one in results
-        for row, n in one.n_failed.items()
-    ]
+    failed = [note for one in results for note in one.notes_of_failed]
     helpless = {
         measure: [
             f"reading the context does not clearly help on {', '.join(names)} by this measure, so "

@@ -48,7 +48,8 @@ TASK = Task(
     contexts=("gold", "full"),
     parse=parse,
     files=(
-        "hotpotqa/*dev*.json* hotpotqa/*validation*.parquet",
+        "hotpotqa/*dev*distractor*.json* hotpotqa/*validation*.parquet",
+        "hotpotqa/*dev*.json*",
         "hotpotqa.json* hotpotqa.parquet",
         "hotpot_dev_distractor*.json*",
         "hotpotqa/longbench*.json*",

@@ -1,0 +1,312 @@
+"""A reproduction end to end on a tiny model: tables, figures, and going on after a kill.
+
+What a cell should be is computed here from the logs of the runs, by the definitions.
+"""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcomm.reproduce import data
+from kvcomm.reproduce.course import reproduce
+from kvcomm.reproduce.request import Request
+from kvcomm.tasks import find
+
+ROOT = Path(__file__).resolve().parent.parent
+COUNTRIES = ("Peru", "Chad", "Oman", "Laos")
+Make = Callable[..., Path]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data files of two tasks, as they are published."""
+    root = tmp_path_factory.mktemp("data")
+    write(
+        root / "countries" / "countries.jsonl",
+        [
+            {
+                "id": f"c{n}",
+                "prompt_A": f"Ann {n} is at the Tower of {COUNTRIES[n % 4]} {n}.",
+                "prompt_B": f"Where is Ann {n}? ",
+                "country": COUNTRIES[n % 4],
+            }
+            for n in range(13)
+        ],
+    )
+    write(
+        root / "tipsheets" / "tipsheets.jsonl",
+        [
+            {
+                "prompt_A": f"Firm {n} is strong.",
+                "prompt_B": f"Which firm {n}?",
+                "options": ["A", "B"],
+                "label": "AB"[n % 2],
+                "attitudes": {},
+            }
+            for n in range(5)
+        ],
+    )
+    return root
+
+
+@pytest.fixture(scope="module")
+def request_of(tiny: Make, folder: Path, device: str) -> Callable[..., Request]:
+    def make(out: Path, **options: Any) -> Request:
+        model = str(tiny("llama"))
+        given = {"methods": ("kvcomm",), "grid": 2, "limit": 6} | options
+        return Request(models=(model,), data=folder, out=out, device=device, **given)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def made(request_of: Callable[..., Request], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reproduction of two tables and two figures."""
+    out = tmp_path_factory.mktemp("made")
+    names = ("table-1", "table-2", "figure-7", "figure-11")
+    request = request_of(out, tasks=("countries", "tipsheets", "hotpotqa"))
+    assert reproduce(names, request, command=("kvcomm", "reproduce")) == 0
+    return out
+
+
+def cells(out: Path, name: str) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The cells of an exhibit by measure, row and column."""
+    with open(out / f"{name}.csv", newline="") as file:
+        return {
+            (line["measure"], line["row"], line["column"]): line for line in csv.DictReader(file)
+        }
+
+
+def logged(out: Path, part: str) -> list[dict[str, Any]]:
+    """The records of the runs whose folder's name has a part in it."""
+    return [
+        json.loads(line)
+        for path in sorted((out / "runs").glob(f"*{part}*/records.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+
+
+# ---- tables --------------------------------------------------------------------------------
+
+
+def test_a_cell_is_what_the_logs_say(made: Path) -> None:
+    found = cells(made, "table-1")
+    main = [r for r in logged(made, "countries-*-main") if r["settings"]["ratio"] == 0.5]
+    kvcomm = [r for r in main if r["settings"]["strategy"] == "attention_gaussian"]
+    published = found["published metric", "kvcomm 0.5", "countries"]
+    assert len(kvcomm) == 6
+    assert float(published["value"]) == sum(r["match"] for r in kvcomm) / 6
+    assert published["n"] == "6"
+    assert published["paper"] == "0.57"  # pair 6, the closest that Table 1 prints
+
+    base = logged(made, "countries-*-base")
+    below, above = (
+        {r["id"]: r["nll"] for r in base if r["method"] == name} for name in ("baseline", "skyline")
+    )
+    gain = sum(below[r["id"]] - r["nll"] for r in kvcomm)
+    room = sum(below[r["id"]] - above[r["id"]] for r in kvcomm)
+    recovered = found["recovered", "kvcomm 0.5", "countries"]
+    assert float(recovered["value"]) == pytest.approx(gain / room)
+    assert recovered["paper"] == ""
+
+
+def test_measures_are_tables_of_their_own_with_the_protocol_named(made: Path) -> None:
+    text = (made / "table-1.txt").read_text()
+    titles = [line for line in text.splitlines() if line.startswith("Table 1.")]
+    assert len(titles) == 2
+    assert "published metric" in titles[0] and "recovered" in titles[1]
+    assert all("preset paper, calibrated on records that are not scored" in t for t in titles)
+    assert "no data file for hotpotqa." in text
+    assert cells(made, "table-1")["published metric", "skyline", "hotpotqa"]["value"] == ""
+    for ending in ("md", "tex", "csv"):
+        assert (made / f"table-1.{ending}").stat().st_size > 0
+
+
+def test_tables_share_their_runs(made: Path) -> None:
+    first, second = cells(made, "table-1"), cells(made, "table-2")
+    place = "recovered", "kvcomm 0.3", "tipsheets"
+    assert first[place]["value"] == second[place]["value"] != ""
+    assert len(list((made / "runs").glob("tipsheets-*-main"))) == 1
+    # Three ratios each of the selection and of random layers, and all layers, on four records.
+    assert len(logged(made, "tipsheets-*-main")) == 7 * 4
+
+
+def test_claims_are_told_below_and_kept(made: Path) -> None:
+    verdicts = json.loads((made / "claims" / "table-2.json").read_text())
+    assert [one["name"] for one in verdicts] == ["random-0.3", "random-0.5", "random-0.7"]
+    # Six and four records: too few for any verdict.
+    assert {j["verdict"] for one in verdicts for j in one["judged"]} == {"cannot be told at this n"}
+    assert verdicts[0]["claim"] in (made / "table-2.txt").read_text()
+
+
+def test_the_account_names_no_path(made: Path) -> None:
+    text = (made / "README.md").read_text()
+    assert "kvcomm reproduce" in text and "`figure-7`" in text
+    assert "countries-" in text and "hotpotqa: no data file." in text
+    assert str(made) not in text and str(ROOT) not in text
+
+
+def test_the_same_again_runs_nothing_and_gives_the_same_bytes(
+    made: Path, request_of: Callable[..., Request]
+) -> None:
+    before = {path: path.read_bytes() for path in made.glob("*.*") if path.name != "README.md"}
+    sizes = {path: path.stat().st_size for path in made.glob("runs/*/records.jsonl")}
+    names = ("table-1", "table-2", "figure-7", "figure-11")
+    reproduce(names, request_of(made, tasks=("countries", "tipsheets", "hotpotqa"), batch_size=3))
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path: path.stat().st_size for path in sizes} == sizes
+
+
+def test_the_published_protocol_scores_what_it_calibrates_on(
+    request_of: Callable[..., Request], tmp_path: Path
+) -> None:
+    request = request_of(tmp_path, preset="reference", tasks=("tipsheets",), limit=None)
+    reproduce(("table-2",), request)
+    assert {one["id"] for one in logged(tmp_path, "main")} == {"0", "1", "2", "3", "4"}
+    assert "preset reference, published protocol" in (tmp_path / "table-2.txt").read_text()
+    # floor(0.7 * 4) = 2 layers, in place of 3.
+    settings = [one["settings"] for one in logged(tmp_path, "main")]
+    random = [one["layers"] for one in settings if one["strategy"] == "random"]
+    assert {len(layers) for layers in random} == {1, 2}
+
+
+# ---- figures -------------------------------------------------------------------------------
+
+
+def test_a_sweep_runs_sets_that_differ_once(made: Path) -> None:
+    records = logged(made, "countries-*-calibration-nll")
+    runs = {tuple(r["settings"]["given"]) for r in records}
+    assert len(records) == len(runs) * len({r["id"] for r in records})
+    # Nine of the 13 records may calibrate, so that 8 do; one of them is then not scored.
+    found = cells(made, "figure-11")
+    assert {row for measure, row, _ in found if measure == "recovered"} == {"1", "2", "4", "8"}
+    assert {r["id"] for r in records} == {"c1", "c2", "c3", "c4", "c5"}
+    for (measure, _, ratio), cell in found.items():
+        assert measure == "recovered" and ratio.startswith("ratio ") and cell["n"] in {"5", "3"}
+
+
+def test_no_answers_are_generated_for_a_sweep_and_the_figure_says_so(made: Path) -> None:
+    assert {tuple(r["token_ids"]) for r in logged(made, "level-nll")} == {()}
+    assert "no answers generated" in (made / "figure-7.txt").read_text()
+    svg = (made / "figure-7.svg").read_text()
+    assert svg.startswith("<?xml") and str(ROOT) not in svg
+    assert (made / "figure-7.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_levels_are_taken_from_the_ranking(made: Path) -> None:
+    given = {tuple(r["settings"]["given"]) for r in logged(made, "countries-*-level")}
+    assert given == {(layer,) for layer in range(4)}  # 9/28 of 4 layers is one layer a level
+
+
+# ---- what is refused -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (("table-99",), {}, "table-99: not in the paper"),
+        (("figure-1",), {}, "figure-1 is not made: a drawing of the method"),
+        (("table-1",), {"tasks": ("musique",)}, "no data file for the tasks musique"),
+        (("table-10",), {"tasks": ("countries",)}, "no data file for the tasks countries"),
+    ],
+)
+def test_what_cannot_be_made(
+    request_of: Callable[..., Request],
+    tmp_path: Path,
+    names: tuple[str, ...],
+    options: Mapping[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        reproduce(names, request_of(tmp_path, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"models": ()}, "expected SENDER"),
+        ({"models": ("a", "b", "c")}, "found 3 names"),
+        ({"methods": ("debate",)}, "methods: expected some of"),
+        ({"limit": 0}, "limit: expected 1 or more"),
+        ({"alpha": 1.5}, "alpha: 1.5 is outside 0 .. 1"),
+        ({"grid": 1}, "grid: expected 0, or 2"),
+        ({"batch_size": 0}, "batch size: expected 1"),
+    ],
+)
+def test_requests_out_of_range(options: Mapping[str, Any], message: str) -> None:
+    given = {"models": ("a",), "data": Path(), "out": Path()} | options
+    with pytest.raises(ValueError, match=message):
+        Request(**given)
+
+
+def test_records_that_may_calibrate(folder: Path) -> None:
+    found = data.read(find("countries"), folder, limit=6, published=False)
+    assert found is not None
+    assert [one.id for one in found.plan.scored] == ["c1", "c2", "c3", "c4", "c5", "c6"]
+    # The plan's, those that are not scored, then a third of the scored ones from the end.
+    spare = ["c7", "c8", "c9", "c10", "c11", "c12"]
+    assert [one.id for one in found.pool] == ["c0", *spare, "c6", "c5"]
+    plan = found.divided(8)
+    assert [one.id for one in plan.calibration] == ["c0", *spare, "c6"]
+    assert [one.id for one in plan.scored] == ["c1", "c2", "c3", "c4", "c5"]
+    assert data.read(find("musique"), folder, limit=None, published=False) is None
+
+
+# ---- kills ---------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_tables(
+    tiny: Make, folder: Path, device: str, tmp_path: Path
+) -> None:
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        words = ["reproduce", "--table", "2", "--figure", "7", "--tasks", "tipsheets,countries"]
+        words += ["--models", str(tiny("llama")), "--data-dir", str(folder), "--limit", "6"]
+        words += ["--out", str(out), "--batch-size", "2", "--device", device]
+        return subprocess.Popen(
+            [sys.executable, "-m", "kvcomm", *words],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def size(out: Path) -> int:
+        return sum(path.stat().st_size for path in out.glob("runs/*/records.jsonl"))
+
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    assert start(whole).wait() == 0
+    total, n_kills = size(whole), 0
+    for share in (0.15, 0.5, 0.8):
+        process = start(torn)
+        while process.poll() is None and size(torn) < share * total:
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            n_kills += 1
+        process.wait()
+    assert n_kills == 3
+    assert start(torn).wait() == 0
+    for path in sorted(whole.glob("*.*")):
+        if path.name != "README.md":
+            assert (torn / path.name).read_bytes() == path.read_bytes(), path.name
+    logs = sorted(whole.glob("runs/*/records.jsonl"))
+    assert logs
+    for log in logs:
+        assert timeless(torn / log.relative_to(whole)) == timeless(log)
+
+
+def timeless(log: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, log.read_text().splitlines())
+    return [{name: value for name, value in one.items() if name != "seconds"} for one in lines]

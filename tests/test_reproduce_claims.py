@@ -1,0 +1,197 @@
+"""Values out of records and verdicts on claims, on synthetic records with known answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvcomm.reproduce import claims
+from kvcomm.reproduce.claims import FAILS, HOLDS, UNTOLD, Claim, ahead, judge, judged
+from kvcomm.reproduce.measures import PUBLISHED, RECOVERED, Results, advantage
+from kvcomm.reproduce.ranking import kendall, likeness
+from kvcomm.statistics import Interval
+from kvcomm.tasks import find
+
+TASK = find("hotpotqa")
+N = 60
+
+
+def results(rows: Mapping[str, Sequence[float]], metric: str | None = "match") -> Results:
+    """Rows of nll; match is 1 where nll is below 3."""
+    return Results(
+        TASK,
+        {
+            row: {f"r{n}": {"nll": nll, "match": float(nll < 3)} for n, nll in enumerate(values)}
+            for row, values in rows.items()
+        },
+        metric,
+    )
+
+
+def noisy(mean: float, seed: int, n: int = N, spread: float = 1.0) -> list[float]:
+    return list(mean + spread * np.random.default_rng(seed).standard_normal(n))
+
+
+# ---- values --------------------------------------------------------------------------------
+
+
+def test_recovered_takes_baseline_and_skyline_of_the_same_records() -> None:
+    one = results({"baseline": [4, 6, 9], "skyline": [1, 2, 1], "x": [2, 4]})
+    found = one.measured("x", RECOVERED)
+    assert found is not None and found.n == 2
+    assert found.value == pytest.approx((10 - 6) / (10 - 3))
+
+
+def test_the_metric_is_a_mean_over_records_that_did_not_fail() -> None:
+    one = results({"x": [2, 4, 1, 1]})
+    rows = {"x": {**one.rows["x"], "r4": {"error": "ValueError: empty", "match": None}}}
+    failed = replace(one, rows=rows)
+    found = failed.measured("x", PUBLISHED)
+    assert found is not None and (found.value, found.n) == (0.75, 4)
+    assert failed.failed == {"x": ["ValueError: empty"]}
+    assert failed.notes_of_failed == [
+        "failed and left out: 1 of x on hotpotqa (ValueError: empty)."
+    ]
+
+
+def test_what_was_not_measured_is_none() -> None:
+    one = results({"x": [1, 2]}, metric=None)
+    assert one.measured("x", PUBLISHED) is None
+    assert one.measured("x", RECOVERED) is None
+    assert one.measured("y", RECOVERED) is None
+
+
+def test_an_advantage_is_the_mean_over_tasks_with_equal_weight() -> None:
+    low, high = [8.0] * 12, [1.0] * 12
+    first = results({"baseline": low, "skyline": high, "a": [1.0] * 12, "b": [8.0] * 12})
+    second = results({"baseline": low[:2], "skyline": high[:2], "a": [4.5, 4.5], "b": [4.5, 4.5]})
+    found = advantage([first, second], "a", "b", RECOVERED)
+    # 1 on the first (12 records), 0 on the second (2 records).
+    assert found is not None
+    assert found.interval.value == pytest.approx(0.5)
+    assert found.interval.n == 14
+    assert found.tasks == ("hotpotqa", "hotpotqa")
+
+
+def test_a_task_where_reading_does_not_help_says_nothing() -> None:
+    helpless = results({"baseline": noisy(5, 1), "skyline": noisy(5, 2), "a": [0.0] * N,
+                        "b": [9.0] * N})  # fmt: skip
+    assert not helpless.helps(RECOVERED)
+    assert advantage([helpless], "a", "b", RECOVERED) is None
+
+
+# ---- the rule ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "n", "at_least", "expected"),
+    [
+        (0.1, 0.3, 50, 0.0, HOLDS),
+        (-0.3, -0.1, 50, 0.0, FAILS),
+        (-0.1, 0.2, 50, 0.0, UNTOLD),
+        (0.1, 0.3, 9, 0.0, UNTOLD),
+        (-0.04, 0.1, 50, -0.05, HOLDS),
+        (-0.2, -0.06, 50, -0.05, FAILS),
+        (-0.2, 0.1, 50, -0.05, UNTOLD),
+        (float("nan"), float("nan"), 50, 0.0, UNTOLD),
+    ],
+)
+def test_the_rule(low: float, high: float, n: int, at_least: float, expected: str) -> None:
+    assert judge(Interval((low + high) / 2, low, high, n), at_least, "match").verdict == expected
+
+
+def rows(a: float, b: float, n: int = N) -> Results:
+    """a and b stand between a baseline of 8 nats and a skyline of 1."""
+    given = {"baseline": 8.0, "skyline": 1.0, "a": a, "b": b}
+    return results(
+        {row: noisy(mean, seed, n, 0.5) for seed, (row, mean) in enumerate(given.items())}
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "n", "as_good", "expected"),
+    [
+        (2, 5, N, False, HOLDS),
+        (5, 2, N, False, FAILS),
+        (4, 4, N, False, UNTOLD),
+        (2, 5, 6, False, UNTOLD),
+        (4, 4, N, True, HOLDS),
+        (5, 2, N, True, FAILS),
+    ],
+)
+def test_ahead_on_records(a: float, b: float, n: int, as_good: bool, expected: str) -> None:
+    test = ahead("a", "b", as_good=as_good)
+    assert test([rows(a, b, n)], RECOVERED).verdict == expected
+
+
+def test_the_published_metric_is_judged_by_itself() -> None:
+    # Both far above 3 nats: no answer matches, though a is the likelier by far.
+    found = rows(4.9, 6.9)
+    assert ahead("a", "b")([found], RECOVERED).verdict == HOLDS
+    by_match = ahead("a", "b")([found], PUBLISHED)
+    assert by_match.verdict == UNTOLD
+    assert by_match.difference is not None and by_match.difference.value == 0
+
+
+def test_what_was_not_run_cannot_be_told() -> None:
+    found = ahead("a", "c")([rows(2, 5)], RECOVERED)
+    assert (found.verdict, found.why) == (UNTOLD, "not run")
+
+
+def test_a_claim_is_one_line_by_every_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Claim("x", "a is better than b", ("table-1",), ahead("a", "b"))
+    monkeypatch.setattr(claims, "CLAIMS", (claim,))
+    (verdict,) = judged("table-1", [rows(2, 5)])
+    assert [one.measure for one in verdict.judged] == [PUBLISHED, RECOVERED]
+    assert verdict.line.startswith("a is better than b: holds by published metric (+")
+    assert "\n" not in verdict.line
+    assert judged("table-2", [rows(2, 5)]) == []
+    (unanswered,) = judged("table-1", [replace(rows(2, 5), metric=None)])
+    assert [one.measure for one in unanswered.judged] == [RECOVERED]
+
+
+def test_names_of_claims_and_the_exhibits_they_name() -> None:
+    from kvcomm.reproduce.catalogue import EXHIBITS
+
+    names = [claim.name for claim in claims.CLAIMS]
+    assert len(set(names)) == len(names)
+    assert {exhibit for claim in claims.CLAIMS for exhibit in claim.exhibits} <= set(EXHIBITS)
+
+
+@pytest.mark.parametrize(("n_good", "expected"), [(1, HOLDS), (8, FAILS)])
+def test_the_region_of_good_chunks(n_good: int, expected: str) -> None:
+    means = {"baseline": 8.0, "skyline": 1.0, "0-9": 1.0}
+    means |= {f"{n}-{n}": 2.0 if n < n_good else 7.5 for n in range(10)}
+    found = results({row: noisy(m, seed, N, 0.2) for seed, (row, m) in enumerate(means.items())})
+    verdict = claims.small_region([found], RECOVERED)
+    assert verdict.verdict == expected
+    # The chunk of all layers is good too: of 11 chunks n_good + 1.
+    assert verdict.difference is not None
+    assert verdict.difference.value == pytest.approx(0.25 - (n_good + 1) / 11)
+
+
+# ---- Kendall's tau -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 4], 1.0),
+        ([1, 2, 3, 4], [4, 3, 2, 1], -1.0),
+        ([1, 2, 3, 4], [1, 2, 4, 3], 4 / 6),  # 5 pairs agree, 1 does not, of 6
+        ([1, 1, 2], [1, 2, 3], 2 / np.sqrt(2 * 3)),  # one pair tied on one side
+    ],
+)
+def test_kendall(first: list[int], second: list[int], expected: float) -> None:
+    assert kendall(np.array(first, float), np.array(second, float)) == pytest.approx(expected)
+
+
+def test_likeness_of_noisy_calibrations() -> None:
+    draw = np.random.default_rng(3)
+    mass = np.arange(10.0) + draw.standard_normal((16, 10)) * 0.1
+    found = likeness(mass, mass + 0.01)
+    assert found.value == 1.0
+    assert found.n == 16
+    single = likeness(mass[:1], mass[:1])
+    assert single.value == 1.0 and single.low != single.low
