@@ -245,10 +245,13 @@ def _eval(arguments: argparse.Namespace) -> int:
     if arguments.calibration is not None:
         other = task.load(arguments.calibration, arguments.context)
     measured = any(method.calibrated for method in chosen) and arguments.scores is None
+    n_calibration = arguments.calibration_size if measured else 0
+    if "search" in (arguments.strategy or ()):
+        n_calibration = max(n_calibration, arguments.search_records)
     plan = divide(
         examples,
         calibration=other,
-        n_calibration=arguments.calibration_size if measured else 0,
+        n_calibration=n_calibration,
         limit=arguments.limit,
         published=arguments.published_protocol,
     )

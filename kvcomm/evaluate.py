@@ -129,6 +129,8 @@ def evaluate(
     calibrated = any(method.calibrated for method in methods)
     if calibrated and scores is None and not plan.calibration:
         raise ValueError("calibration records: none, and a method needs one")
+    writer = bench.prompts = Prompts(bench, task, plan, max_input_tokens)
+    bench.calibration = writer.calibration()
     # Bad settings of a method have to show before anything is measured or written.
     level = LayerScores(np.zeros((1, n_layers, 1)), preset, "", "")
     read = _layers(methods, replace(bench, scores=level, trial=True))
@@ -136,7 +138,6 @@ def evaluate(
         sender.origin.check_receiver(
             receiver.origin, read, layer_map, any_tokenizer=receiver.any_tokenizer
         )
-    writer = bench.prompts = Prompts(bench, task, plan, max_input_tokens)
     run = {
         "settings": {
             **_settings(bench, task, plan, calibrated),
@@ -157,7 +158,6 @@ def evaluate(
     }
     with locked(out):
         resumed = enter(out, run)
-        bench.calibration = [writer.item(n, one) for n, one in enumerate(plan.calibration)]
         if calibrated:
             bench.scores = _calibration(bench, out / CALIBRATION, resumed)
         bench.read_layers = _layers(methods, bench)
@@ -182,7 +182,7 @@ def _settings(bench: Bench, task: Task, plan: Plan, calibrated: bool) -> dict[st
         "max_new_tokens": bench.max_new_tokens,
         "n_records": len(plan.scored),
         "records_sha256": _digest([asdict(one) for one in plan.scored]),
-        "calibration": [one.id for one in plan.calibration] if calibrated else [],
+        "calibration": [one.id for one in plan.calibration],
         "calibration_sha256": None if given is None else _digest(given.sample_mass),
         "kvcomm": environment.versions()["kvcomm"],
     }

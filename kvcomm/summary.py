@@ -39,8 +39,9 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
         other records); attempted, done and failed; an interval of each of MEANS and SECONDS, and of
         `recovered`. These are over done records only; None when there are none, `recovered` also
         without baseline or skyline. "blank_golds" counts the records whose accepted answers are
-        all blank (`metrics.is_blank`). "comparisons" has, per method that chooses by attention and
-        random control of the same ratio, how much less nll the method has, record by record.
+        all blank (`metrics.is_blank`). "comparisons" has how much less nll the first method of
+        a pair has, record by record: each that chooses by attention against random layers and
+        controls of the same ratio, and each control against the baseline.
     """
     seed = run["settings"]["seed"]
     lines = {m["label"]: _lines(m, records) for m in run["methods"]}
@@ -114,20 +115,23 @@ def _comparisons(
     def with_strategy(strategy: str) -> list[Mapping[str, Any]]:
         return [m for m in methods if m["settings"].get("strategy") == strategy]
 
+    def of_method(name: str) -> list[Mapping[str, Any]]:
+        return [m for m in methods if m["method"] == name]
+
+    pairs = [
+        (method, control)
+        for method in with_strategy("attention_gaussian")
+        for control in (*with_strategy("random"), *of_method("control"))
+        if method["settings"]["ratio"] == control["settings"]["ratio"]
+    ]
+    pairs += [(control, base) for control in of_method("control") for base in of_method("baseline")]
     found = []
-    for method in with_strategy("attention_gaussian"):
-        for control in with_strategy("random"):
-            mine, other = nll[method["label"]], nll[control["label"]]
-            ids = [i for i in mine if i in other]
-            if method["settings"]["ratio"] == control["settings"]["ratio"] and ids:
-                less = statistics.difference(
-                    [other[i] for i in ids], [mine[i] for i in ids], seed=seed
-                )
-                found.append(
-                    {
-                        "method": method["label"],
-                        "control": control["label"],
-                        "nll_less": asdict(less),
-                    }
-                )
+    for method, control in pairs:
+        mine, other = nll[method["label"]], nll[control["label"]]
+        ids = [i for i in mine if i in other]
+        if ids:
+            less = statistics.difference([other[i] for i in ids], [mine[i] for i in ids], seed=seed)
+            found.append(
+                {"method": method["label"], "control": control["label"], "nll_less": asdict(less)}
+            )
     return found

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import piece_bench
 import pytest
-import text_bench
 from fixtures import TURN_END
-from text_bench import TEXTS, bench_of
+from piece_bench import TEXTS, bench_of
 
 from kvcomm.agents import Receiver, Sender
 from kvcomm.evaluate import evaluate
@@ -126,7 +126,7 @@ def test_noise_has_the_norms_of_what_it_stands_for(
     tiny: Callable[..., Path], device: str, dtype: str, close: float
 ) -> None:
     model = Model.load(tiny("llama"), device=device, kv_dtype=dtype)
-    right = Sender(model).read(text_bench.example(0).context, (1, 3), preset="reference")
+    right = Sender(model).read(piece_bench.example(0).context, (1, 3), preset="reference")
     drawn = noise(right, (42, 0))
     assert drawn.kv.dtype == dtype
     assert drawn.kv.lengths == right.kv.lengths
@@ -256,10 +256,10 @@ def test_a_run_compares_every_control_with_the_baseline(
     tiny: Callable[..., Path], device: str, tmp_path: Path
 ) -> None:
     model = Model.load(tiny("llama"), device=device)
-    examples = [text_bench.example(number) for number in range(len(TEXTS))]
+    examples = [piece_bench.example(number) for number in range(len(TEXTS))]
     chosen = methods(("baseline", "skyline", "kvcomm", "control"), Options())
     summary = evaluate(
-        Sender(model), Receiver(model), text_bench.TASK, divide(examples), chosen, tmp_path / "run"
+        Sender(model), Receiver(model), piece_bench.TASK, divide(examples), chosen, tmp_path / "run"
     )
     assert [method["failed"] for method in summary["methods"]] == [0] * 7
     nll: dict[str, list[float]] = {}

@@ -13,7 +13,7 @@ from dataclasses import replace
 import fixtures
 import numpy as np
 import pytest
-import text_bench
+import piece_bench
 
 from kvcomm import Model, cost, cost_sheet, shapes
 from kvcomm.agents import Receiver, Sender
@@ -247,7 +247,7 @@ def test_token_importance_is_what_is_counted(model, layer):
 
 def ran(model, method, read_layers=()):
     """One record run by a method alone: what it cost, the outcome, and its lengths."""
-    bench = text_bench.bench_of(model)
+    bench = piece_bench.bench_of(model)
     bench.read_layers = read_layers
     item = replace(bench.items[0], gold=(ids(1),))
     (outcome,) = method.run(bench, [item])

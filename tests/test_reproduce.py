@@ -219,9 +219,9 @@ def test_levels_are_taken_from_the_ranking(made: Path) -> None:
     ("names", "options", "message"),
     [
         (("table-99",), {}, "table-99: not in the paper"),
-        (("figure-1",), {}, "figure-1 is not made: a drawing of the method"),
-        (("table-1",), {"tasks": ("musique",)}, "no data file for the tasks musique"),
-        (("table-10",), {"tasks": ("countries",)}, "no data file for the tasks countries"),
+        (("figure-1",), {}, "figure-1 is not made: it has no values"),
+        (("table-1",), {"tasks": ("musique",)}, "no data file below .* for musique"),
+        (("table-10",), {"tasks": ("countries",)}, "table-10 has none of the tasks countries"),
     ],
 )
 def test_what_cannot_be_made(
@@ -233,6 +233,18 @@ def test_what_cannot_be_made(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         reproduce(names, request_of(tmp_path, **options))
+
+
+def test_of_several_exhibits_those_without_data_are_left_out(
+    request_of: Callable[..., Request], tmp_path: Path
+) -> None:
+    reproduce(("table-10", "table-4"), request_of(tmp_path))
+    assert not (tmp_path / "table-10.txt").exists()
+    found = cells(tmp_path, "table-4")
+    assert found["records", "countries", "scored"]["value"] == "6.0"
+    assert found["records", "countries", "scored"]["paper"] == "200.0"
+    assert found["records", "hotpotqa", "scored"]["value"] == ""
+    assert "- table-10: table-10: no data file" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

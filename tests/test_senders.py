@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_bench import TEXTS, bench_of
+from piece_bench import TEXTS, bench_of
 
 from kvcomm.agents import Receiver, Sender
 from kvcomm.methods import Bench, Options, methods
@@ -33,7 +33,7 @@ def bench(model: Model) -> Bench:
 
 
 def parts_of(number: int, senders: str) -> tuple[str, ...]:
-    """Written out for the records of text_bench: n // 2 pieces and the rest, or each piece."""
+    """Written out for the records of piece_bench: n // 2 pieces and the rest, or each piece."""
     pieces = TEXTS[number][0]
     if senders == "documents":
         return pieces

@@ -6,7 +6,6 @@ machine.
 
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from kvcomm import environment
 from kvcomm.packet import write_whole
 from kvcomm.records import write_json
 from kvcomm.reproduce.catalogue import EXHIBITS, NOT_MADE
-from kvcomm.reproduce.request import Request
 from kvcomm.reproduce.runs import WALL, Runs
 from kvcomm.reproduce.write import VERDICTS
 
@@ -24,8 +22,9 @@ README = "README.md"
 COMMANDS = "commands.json"
 
 
-def write(runs: Runs, request: Request, command: Sequence[str]) -> Path:
+def write(runs: Runs) -> Path:
     """Write the account; earlier commands for the same folder stay in it."""
+    request, command = runs.request, runs.command
     out = request.out
     path = out / "runs" / COMMANDS
     path.parent.mkdir(exist_ok=True)

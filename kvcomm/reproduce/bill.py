@@ -34,7 +34,7 @@ ACCOUNTS = (
 def build(runs: Runs, exhibit: Exhibit) -> Built:
     """Figure 8 and the paper's claims about costs."""
     sheets = {}
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         shape = Shape.of(runs.agents[1].model)
         setting = cost.Setting(preset=runs.request.preset)
         lengths = _lengths(runs, found)

@@ -7,7 +7,7 @@ from kvcomm.reproduce import account, claims
 from kvcomm.reproduce.catalogue import EXHIBITS, NOT_MADE
 from kvcomm.reproduce.exhibit import Built
 from kvcomm.reproduce.request import Request
-from kvcomm.reproduce.runs import Runs
+from kvcomm.reproduce.runs import NoDataError, Runs
 from kvcomm.reproduce.write import write
 
 
@@ -23,28 +23,37 @@ def reproduce(
 
     tell: gets every exhibit when it is written.
 
+    Of several exhibits those that there is no data for are left out, and told.
+
     Raises
     ------
     ValueError
-        An unknown exhibit, or one that none of the data is for.
+        An unknown exhibit, or none that there is data for.
     """
     for name in names:
         check(name)
     request.out.mkdir(parents=True, exist_ok=True)
-    runs = Runs(request, note)
-    n_failed = 0
+    runs = Runs(request, command, note)
+    n_failed = n_made = 0
     for name in names:
         exhibit = EXHIBITS[name]
         note(f"{name}: {exhibit.title}")
         try:
             built = exhibit.build(runs, exhibit)
-        finally:
-            account.write(runs, request, command)
+        except NoDataError as error:
+            if len(names) == 1:
+                raise
+            runs.leave_out(name, str(error))
+            continue
         verdicts = [*claims.judged(name, built.results), *built.verdicts]
         paths = write(exhibit, built, verdicts, request.out)
         n_failed += sum(len(errors) for one in built.results for errors in one.failed.values())
-        account.write(runs, request, command)
+        n_made += 1
+        account.write(runs)
         tell(built, verdicts, paths)
+    if not n_made:
+        raise NoDataError(f"no data file below {request.data.name} for any of {', '.join(names)}")
+    account.write(runs)
     return n_failed
 
 

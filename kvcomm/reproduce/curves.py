@@ -16,7 +16,7 @@ from kvcomm.reproduce.data import Data
 from kvcomm.reproduce.exhibit import Built, Exhibit
 from kvcomm.reproduce.measures import Results
 from kvcomm.reproduce.methods import RATIOS, Group
-from kvcomm.reproduce.runs import Runs
+from kvcomm.reproduce.runs import NoDataError, Runs
 from kvcomm.reproduce.series import Curves, Map
 from kvcomm.selection import SEED
 from kvcomm.tasks.mmlu import GROUPS
@@ -41,7 +41,7 @@ def message_length(runs: Runs, exhibit: Exhibit) -> Built:
         for length in MESSAGES
     ]
     base = methods.base(runs.request.alpha)
-    results = [runs.results(one, [base, *groups]) for one in runs.chosen(exhibit.tasks)]
+    results = [runs.results(one, [base, *groups]) for one in runs.chosen(exhibit)]
     curves = Curves(
         "tokens of a message", tuple(map(float, MESSAGES)), ("nld",),
         lambda name, n: f"nld {n:.0f}", log=True,
@@ -85,7 +85,7 @@ def online(runs: Runs, exhibit: Exhibit) -> Built:
 
 def _mixed(runs: Runs, exhibit: Exhibit) -> list[Data]:
     """The mixtures whose data sets are both there."""
-    there = {one.task.name: one for one in runs.chosen(exhibit.tasks)}
+    there = {one.task.name: one for one in runs.chosen(exhibit)}
     found = []
     for names in MIXTURES:
         if all(name in there for name in names):
@@ -93,7 +93,7 @@ def _mixed(runs: Runs, exhibit: Exhibit) -> list[Data]:
         else:
             runs.leave_out("+".join(names), "a data set of the mixture has no data file")
     if not found:
-        raise ValueError(f"{exhibit.name}: none of the mixtures has the data of both its sets")
+        raise NoDataError(f"{exhibit.name}: none of the mixtures has the data of both its sets")
     return found
 
 
@@ -152,7 +152,7 @@ def token_importance(runs: Runs, exhibit: Exhibit) -> Built:
     }
     names = tuple(chosen)
     results = []
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         answers = runs.request.answers or not found.task.needs_context
         steps = "all" if runs.request.grid == 0 else str(runs.request.grid)
         group = Group(f"token-{steps}-{'answers' if answers else 'nll'}", chosen, answers=answers)
@@ -206,7 +206,7 @@ def prepend_hidden(runs: Runs, exhibit: Exhibit) -> Built:
     answers = runs.request.answers
     group = Group(f"prepend-{steps}-{'answers' if answers else 'nll'}", chosen, answers=answers)
     results = []
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         one = runs.results(found, [methods.base(runs.request.alpha), group])
         rows = dict(one.rows)
         for name, (k, j) in {
@@ -228,8 +228,7 @@ def search(runs: Runs, exhibit: Exhibit) -> Built:
     """Layers searched by likelihood against the selection, on records that neither saw."""
     group = methods.search(runs.request.alpha)
     results = [
-        runs.results(one, [methods.base(runs.request.alpha), group])
-        for one in runs.chosen(exhibit.tasks)
+        runs.results(one, [methods.base(runs.request.alpha), group]) for one in runs.chosen(exhibit)
     ]
     rows = [f"{name} {ratio}" for ratio in RATIOS for name in ("search", "attention")]
     notes = (f"both choose on the same {group.n_calibration} records, which are not scored.",)

@@ -10,6 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+#: Ending of the names of the larger sets of Tables 6 and 7.
+LARGER = "-e"
+
 #: Pairs of the paper by kind of model, closest first: (one model to itself, two fine-tunes).
 CLOSEST = {
     "llama": (("2", "1", "6", "5", "9"), ("6", "5", "9", "2", "1")),
@@ -61,9 +64,14 @@ def closest_pair(numbers: Sequence[str], names: Sequence[str], same_model: bool)
 
 
 def value(numbers: Sequence[str], pair: str | None, row: str, task: str) -> float | None:
-    """A printed value; None where the tables have none. `row` is a name such as "kvcomm 0.3"."""
+    """A printed value; None where the tables have none.
+
+    row: a name such as "kvcomm 0.3". A larger set of a task ("hotpotqa-e") stands for the task in
+    the tables that have it.
+    """
     for number in numbers:
-        found = _document()["tables"].get(number, {}).get(pair, {}).get(row, {}).get(task)
-        if found is not None:
-            return float(found)
+        values = _document()["tables"].get(number, {}).get(pair, {}).get(row, {})
+        for name in (task, f"{task}{LARGER}"):
+            if name in values:
+                return float(values[name])
     return None

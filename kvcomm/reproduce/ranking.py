@@ -58,7 +58,7 @@ def _resampled(mass: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
 def build(runs: Runs, exhibit: Exhibit) -> Built:
     """The map of tau between all data sets."""
     mass = {}
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         scores = runs.scores(found, min(RECORDS, len(found.pool)))
         mass[found.task.name] = scores.sample_mass.mean(axis=2)
     names = tuple(mass)

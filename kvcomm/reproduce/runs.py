@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from kvcomm.plan import Prompts
 from kvcomm.records import RECORDS, Record, dumps, write_json
 from kvcomm.reproduce import data
 from kvcomm.reproduce.data import Data
+from kvcomm.reproduce.exhibit import Exhibit
 from kvcomm.reproduce.measures import Results
 from kvcomm.reproduce.methods import Group
 from kvcomm.reproduce.request import Request
@@ -40,8 +41,14 @@ WALL = "wall.json"
 Note = Callable[[str], None]
 
 
+class NoDataError(ValueError):
+    """There is no data file for any task of an exhibit."""
+
+
 class Runs:
     """The runs of one reproduction.
+
+    command: how to make them again, for their reports.
 
     Attributes
     ----------
@@ -51,8 +58,11 @@ class Runs:
         Wall time per run folder that was looked at.
     """
 
-    def __init__(self, request: Request, note: Note = lambda line: None) -> None:
+    def __init__(
+        self, request: Request, command: Sequence[str] = (), note: Note = lambda line: None
+    ) -> None:
         self.request = request
+        self.command = tuple(command)
         self.left_out: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
         self._note = note
@@ -84,20 +94,26 @@ class Runs:
         return "-to-".join("".join(c if c.isalnum() or c in ".-" else "_" for c in n)
                            for n in names)  # fmt: skip
 
-    def chosen(self, names: Sequence[str]) -> list[Data]:
+    def chosen(self, exhibit: Exhibit) -> list[Data]:
         """The tasks of an exhibit that have data; what has none is told.
+
+        A figure can be made of any task that is asked for, a table only of its columns.
 
         Raises
         ------
-        ValueError
-            None has, or a task of the request is not one of the exhibit's.
+        NoDataError
+            None has, or a table has none of the tasks that are asked for.
         """
-        if self.request.tasks is not None:
-            names = [name for name in names if name in self.request.tasks]
+        names, wanted = exhibit.tasks, self.request.tasks
+        if wanted is not None:
+            table = exhibit.name.startswith("table")
+            names = tuple(name for name in wanted if not table or name in names)
+            if not names:
+                raise NoDataError(f"{exhibit.name} has none of the tasks {', '.join(wanted)}")
         found = [one for one in map(self.data, names) if one is not None]
         if not found:
-            wanted = ", ".join(names) or f"{', '.join(self.request.tasks or ())} (not of this one)"
-            raise ValueError(f"{self.request.data}: no data file for the tasks {wanted}")
+            where = self.request.data.name
+            raise NoDataError(f"{exhibit.name}: no data file below {where} for {', '.join(names)}")
         return found
 
     def data(self, name: str) -> Data | None:
@@ -158,7 +174,12 @@ class Runs:
     def items(self, found: Data) -> list[Item]:
         """The prompts of a task's scored records; no model runs."""
         prompts = Prompts(self._bench(found.task), found.task, found.plan, None)
-        return [prompts.item(number, one) for number, one in enumerate(found.plan.scored)]
+        items = []
+        for number, one in enumerate(found.plan.scored):
+            # A record whose prompts cannot be written fails in a run too, and is counted there.
+            with suppress(ValueError):
+                items.append(prompts.item(number, one))
+        return items
 
     def _bench(self, task: Task) -> Bench:
         sender, receiver = self.agents
@@ -201,7 +222,7 @@ class Runs:
                     "data": ", ".join(path.name for path in found.files),
                     "published_protocol": found.published,
                 },
-                command=("kvcomm", "reproduce"),
+                command=self.command,
                 progress=request.progress,
                 note=self._note,
             )

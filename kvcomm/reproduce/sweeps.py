@@ -76,7 +76,7 @@ def contiguous(runs: Runs, exhibit: Exhibit) -> Built:
     }
     sizes = sorted({len(layers) for layers in chunks.values()})
     results = []
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         scores = runs.scores(found)
         chosen = {f"selection {n}": _selected(scores, n, runs.request.alpha) for n in sizes}
         one = run_sets(runs, found, "contiguous", chunks | chosen)
@@ -169,7 +169,7 @@ def chunk_starts(runs: Runs, exhibit: Exhibit) -> Built:
         if start + size <= n_layers
     }
     results = []
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         scores = runs.scores(found)
         chosen = {f"{n} selected": _selected(scores, n, runs.request.alpha) for n in sizes}
         results.append(run_sets(runs, found, "chunk-starts", chunks | chosen))
@@ -188,7 +188,7 @@ def alphas(runs: Runs, exhibit: Exhibit) -> Built:
     """Figures 5 and 15: the selection at several alpha, against the number of layers."""
     sizes = counts(runs)
     results = []
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         scores = runs.scores(found)
         sets = {f"{alpha:g} {n}": _selected(scores, n, alpha) for alpha in ALPHAS for n in sizes}
         results.append(run_sets(runs, found, "alpha", sets))
@@ -205,7 +205,7 @@ def levels(runs: Runs, exhibit: Exhibit) -> Built:
     size = max(1, round(LEVEL * n_layers))
     starts = tuple(range(0, n_layers - size + 1, max(1, size // 3)))
     results = []
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         ranking = runs.scores(found).ranking(1.0)
         sets = {f"rank {r}": tuple(sorted(ranking[r : r + size])) for r in starts}
         # The ends by names that do not depend on the depth, for the claims.
@@ -221,7 +221,7 @@ def levels(runs: Runs, exhibit: Exhibit) -> Built:
 def calibration(runs: Runs, exhibit: Exhibit) -> Built:
     """Figure 11: layers chosen on 1, 2, 4 .. 128 records, scored on none of them."""
     results, sizes_of = [], {}
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         most = min(MOST, len(found.pool))
         sizes = [2**power for power in range(most.bit_length()) if 2**power <= most]
         sets = {
@@ -253,7 +253,7 @@ def calibration(runs: Runs, exhibit: Exhibit) -> Built:
 def first_token(runs: Runs, exhibit: Exhibit) -> Built:
     """Ours: the first context token counted in the attention mass, or left out of it."""
     results = []
-    for found in runs.chosen(exhibit.tasks):
+    for found in runs.chosen(exhibit):
         scores = runs.scores(found)
         sets = {
             f"{name} {ratio}": scores.skipping(skip).top(ratio, alpha=runs.request.alpha)
