@@ -1,15 +1,16 @@
-"""The first context token's place in the attention mass: what it does to the choice of layers, and why.
+"""The first context token's place in the attention mass, and what it does to the choice of layers.
 
 The mass of a layer counts the weight on the first context token (preset paper) or leaves it out
-(preset reference). Owns the study of that one switch: the share of the mass that the token holds, what
-its K and V are worth, how the two rankings agree with what a layer is worth by itself, what either
-choice recovers on records that nothing was chosen from, and whether rules that see calibration records
-only pick the better one. Everything is teacher-forced, nothing is decoded.
+(preset reference). Owns the study of that one switch, model by model: what share of the mass the
+token holds, what its K and V are worth, whether the receiver keeps a first token of its own that
+attention can rest on, how both rankings agree with what single layers are worth, what either choice
+recovers on records that nothing was chosen from, and whether a rule that sees calibration records
+only picks the better one. Everything is teacher-forced, nothing is decoded.
 
     python benchmarks/first_token.py --data-dir data --models smollm2-135m,qwen2.5-coder-0.5b
 
-Likelihoods are kept in --out as they come; a run that was stopped goes on where it was, and one with
-more tasks or records adds to what is there.
+Likelihoods are kept in --out as they come; a run that was stopped goes on where it was, and one
+with more tasks or records adds to what is there. The table is made of all models in --out.
 """
 
 import argparse
@@ -26,12 +27,11 @@ import numpy as np
 
 import kvcomm
 from kvcomm import environment, prompts, selection, statistics, tasks
-from kvcomm._core import KV
+from kvcomm._core import KV, Session, Workspace
 from kvcomm.packet import Packet
 from kvcomm.records import write_json
+from kvcomm.turns import prompt_ids
 
-RATIOS = ("0.3", "0.5", "0.7")
-ALPHAS = (1.0, 0.8)
 VARIANTS = {"counted": False, "left out": True}
 
 #: Per task the file with records to score and the one to calibrate on; the same file: its first
@@ -43,20 +43,19 @@ FILES = {
     "tipsheets": ("tipsheets/tipsheets.jsonl",) * 2,
 }
 
-N_CALIBRATION = 8  # records that the mass and the worth of single layers are measured on
-N_RULE = 32  # calibration records that rules are tried on, in groups
 BATCH = 16
+DRAWS = 2000  # of N calibration records, for the rule
 
 Layers = tuple[int, ...]
 Change = Callable[[Packet], Packet]
 
 
-def load(task: str, folder: Path, limit: int) -> tuple[list[Any], list[Any]]:
-    """(records to score, N_RULE calibration records) of a task, none in both."""
+def load(task: str, folder: Path, limit: int, n_rule: int) -> tuple[list[Any], list[Any]]:
+    """(records to score, n_rule calibration records) of a task, none in both."""
     scored, other = (tasks.find(task).load(folder / name) for name in FILES[task])
     if FILES[task][0] == FILES[task][1]:
-        return scored[N_RULE : N_RULE + limit], scored[:N_RULE]
-    return scored[:limit], other[:N_RULE]
+        return scored[n_rule : n_rule + limit], scored[:n_rule]
+    return scored[:limit], other[:n_rule]
 
 
 # ---- messages ----
@@ -90,7 +89,7 @@ def without_first(packet: Packet) -> Packet:
 
 
 class Likelihoods:
-    """The nll of gold answers, per set of records, message and record; measured once, kept in a file."""
+    """The nll of gold answers, per set of records and message; measured once, kept in a file."""
 
     def __init__(self, model: kvcomm.Model, path: Path) -> None:
         self.sender, self.receiver = kvcomm.Sender(model), kvcomm.Receiver(model)
@@ -114,7 +113,7 @@ class Likelihoods:
             for key in new:
                 found = self._score(key, batch, packets, wanted[key])
                 known[key] = known.get(key, [])[:start] + [round(one.nll, 5) for one in found]
-            write_json(self.path, self.known)
+                write_json(self.path, self.known)
         return {key: np.array(known[key][: len(examples)]) for key in wanted}
 
     def _score(
@@ -154,15 +153,45 @@ def masses(agents: Likelihoods, examples: Sequence[Any]) -> dict[str, selection.
 
 
 def norms(agents: Likelihoods, examples: Sequence[Any]) -> dict[str, list[float]]:
-    """Per layer the first token's norm over the mean norm of the others, of K and of V."""
+    """Per layer the first context token's norm over the mean norm of the others, of K and of V."""
     ratios: dict[str, list[np.ndarray]] = {"k": [], "v": []}
     for packet in agents.sender.read([one.context for one in examples]):
         for name, read in (("k", packet.keys), ("v", packet.values)):
-            size = [
-                np.linalg.norm(read(n).astype(np.float64), axis=2) for n in range(packet.n_layers)
-            ]
-            ratios[name].append([(one[:, 0] / one[:, 1:].mean(axis=1)).mean() for one in size])
+            size = [np.linalg.norm(read(n).astype(float), axis=2) for n in range(packet.n_layers)]
+            ratios[name].append(
+                np.array([(one[:, 0] / one[:, 1:].mean(axis=1)).mean() for one in size])
+            )
     return {name: np.mean(rows, axis=0).tolist() for name, rows in ratios.items()}
+
+
+def own_sink(agents: Likelihoods, examples: Sequence[Any]) -> dict[str, list[float]]:
+    """Per layer the norm of what enters it for the question's first token, over the median token's.
+
+    A token that attention rests on has states tens of times longer than others (a "massive
+    activation"). Whether the receiver's own first token becomes one depends on what it is sent.
+    """
+    model, n_layers = agents.receiver.model, agents.receiver.model.n_layers
+    half = n_layers // 2
+    sets = {"nothing": (), "all": range(n_layers), "lower half": range(half)}
+    sets |= {"upper half": range(half, n_layers), "layer 0": (0,)}
+    found = {}
+    for name, layers in sets.items():
+        rows = []
+        for one in examples:
+            session, workspace = Session(model.core), Workspace(model.core)
+            session.give(agents.sender.read(one.context).select(layers).kv)
+            text = prompts.receiver_message(one.question)
+            states: Any = prompt_ids(model, model.tokenizer, text, str, "question")
+            row = []
+            for n in range(n_layers):
+                states, _ = workspace.forward(
+                    [session], [states], layers=(n, n + 1), output="hidden", outputs="all"
+                )
+                size = np.linalg.norm(states.astype(float), axis=1)
+                row.append(size[0] / np.median(size))
+            rows.append(row)
+        found[name] = np.mean(rows, axis=0).tolist()
+    return found
 
 
 def spearman(one: Sequence[float], two: Sequence[float]) -> float:
@@ -175,110 +204,201 @@ def key_of(layers: Sequence[int]) -> str:
     return "layers " + ",".join(map(str, layers))
 
 
-def choices(scores: Mapping[str, selection.LayerScores]) -> dict[tuple[str, str, float], Layers]:
+def choices(
+    scores: Mapping[str, selection.LayerScores], ratios: Sequence[str], alphas: Sequence[float]
+) -> dict[tuple[str, str, float], Layers]:
     """The layers of every variant, ratio and alpha."""
     return {
         (variant, ratio, alpha): scores[variant].top(ratio, alpha=alpha)
         for variant in VARIANTS
-        for ratio in RATIOS
-        for alpha in ALPHAS
+        for ratio in ratios
+        for alpha in alphas
     }
 
 
-def worth(agents: Likelihoods, name: str, examples: Sequence[Any], n_layers: int) -> dict[str, Any]:
-    """What single layers are worth on calibration records, in nats per record, and of the token."""
-    everything = range(n_layers)
-    messages = {key_of([n]): send([n]) for n in everything}
+def singles(agents: Likelihoods, name: str, examples: Sequence[Any]) -> dict[str, list[float]]:
+    """What each layer gains when it is sent alone, and costs when it alone is left out, in nats."""
+    everything = range(agents.sender.model.n_layers)
     rest = [[other for other in everything if other != n] for n in everything]
-    messages |= {key_of(one): send(one) for one in rest}
-    messages |= {key_of([]): send([]), key_of(everything): send(everything)}
-    messages |= {"only first tokens": with_first([]), "no first tokens": without_first}
-    nll = {key: values.mean() for key, values in agents.of(name, examples, messages).items()}
+    sets = [[n] for n in everything] + rest + [[], everything]
+    nll = agents.of(name, examples, {key_of(one): send(one) for one in sets})
+    mean = {key: float(values.mean()) for key, values in nll.items()}
     return {
-        "alone": [nll[key_of([])] - nll[key_of([n])] for n in everything],
-        "left_out": [nll[key_of(one)] - nll[key_of(everything)] for one in rest],
-        **{
-            key: (nll["baseline"] - nll[message]) / (nll["baseline"] - nll["skyline"])
-            for key, message in (
-                ("all_layers", key_of(everything)),
-                ("nothing", key_of([])),
-                ("only_first_tokens", "only first tokens"),
-                ("no_first_tokens", "no first tokens"),
-            )
-        },
+        "alone": [mean[key_of([])] - mean[key_of([n])] for n in everything],
+        "left_out": [mean[key_of(one)] - mean[key_of(everything)] for one in rest],
     }
 
 
-def rule_by_nll(counted: np.ndarray, left_out: np.ndarray, truth: float) -> dict[str, float]:
-    """How often N calibration records pick the variant that is better on the scored records.
+def token_worth(agents: Likelihoods, name: str, examples: Sequence[Any]) -> dict[str, Any]:
+    """What all layers recover with and without the first token, and that token alone."""
+    everything = key_of(range(agents.sender.model.n_layers))
+    messages = {
+        everything: send(range(agents.sender.model.n_layers)),
+        "no first tokens": without_first,
+        "only first tokens": with_first([]),
+    }
+    nll = agents.of(name, examples, messages)
+    return {
+        label: vars(recovered(nll, key))
+        for label, key in zip(("all", "without", "only"), messages, strict=True)
+    }
 
-    counted, left_out: nll [n] of the calibration records. truth: nll of left_out minus that of counted
-    over the scored records. Groups of N are taken side by side.
+
+def right(counted: np.ndarray, left_out: np.ndarray, truth: float) -> dict[str, float]:
+    """How often N calibration records, drawn at random, give the better variant the lower nll.
+
+    counted, left_out: nll [n] of calibration records. truth: nll of left_out minus that of counted,
+    over the scored records.
     """
+    gap, rng = left_out - counted, np.random.default_rng(0)
     found = {}
-    for n in (1, 4, 8):
-        groups = (left_out - counted)[: len(counted) // n * n].reshape(-1, n).sum(axis=1)
-        found[str(n)] = float(np.mean(np.sign(groups) == np.sign(truth)))
+    for n in (n for n in (1, 4, 8) if n <= len(gap)):
+        sums = [gap[rng.choice(len(gap), n, replace=False)].sum() for _ in range(DRAWS)]
+        found[str(n)] = float(np.mean(np.sign(sums) == np.sign(truth)))
     return found
 
 
-def study(model_name: str, folder: Path, names: Sequence[str], limit: int, out: Path) -> dict:
-    """Everything about one model, as JSON can hold it."""
-    model = kvcomm.Model.load(model_name, dtype="f32")
-    agents = Likelihoods(model, out / f"first_token-{model_name}-nll.json")
-    result: dict[str, Any] = {"model": model_name, "n_layers": model.n_layers, "tasks": {}}
-    for task in names:
-        scored, calibration = load(task, folder, limit)
-        scores = masses(agents, calibration[:N_CALIBRATION])
-        counted, left_out = (scores[variant].mass for variant in VARIANTS)
-        found: dict[str, Any] = {
-            "counted": counted.tolist(),
-            "first": (counted - left_out).tolist(),
-            "norms": norms(agents, calibration[:N_CALIBRATION]),
-            "mean_context_tokens": float(
-                np.mean([p.context_len for p in agents.sender.read([e.context for e in scored])])
-            ),
+def study_task(
+    agents: Likelihoods, task: str, args: argparse.Namespace, single: bool
+) -> dict[str, Any]:
+    """Everything about one model on one task, as JSON can hold it."""
+    scored, calibration = load(task, args.data_dir, args.limit, args.rule)
+    few = calibration[: args.calibration]
+    scores = masses(agents, few)
+    counted, left_out = (scores[variant].mass for variant in VARIANTS)
+    found: dict[str, Any] = {
+        "n": len(scored),
+        "mass": counted.tolist(),
+        "first": (counted - left_out).tolist(),
+        "norms": norms(agents, few),
+        "token": token_worth(agents, f"{task} {args.calibration}", few),
+    }
+    if single:
+        found["own_sink"] = own_sink(agents, few[:4])
+        found["singles"] = singles(agents, f"{task} {args.calibration}", few)
+        found["spearman"] = {
+            what: {"counted": spearman(counted, row), "left out": spearman(left_out, row)}
+            for what, row in found["singles"].items()
         }
-        if task == names[0]:
-            single = worth(agents, f"{task} {N_CALIBRATION}", calibration[:N_CALIBRATION], model.n_layers)
-            found["worth"] = single | {
-                f"spearman {what}, {variant}": spearman(mass, single[what])
-                for what in ("alone", "left_out")
-                for variant, mass in (("counted", counted), ("left out", left_out))
-            }
-        chosen = choices(scores)
-        messages = {key_of(layers): send(layers) for layers in chosen.values()}
-        everything = range(model.n_layers)
-        messages[key_of(everything)] = send(everything)
-        messages |= {
-            "with first: " + key_of(layers): with_first(layers)
-            for (_, ratio, alpha), layers in chosen.items()
-            if alpha == 1.0 and ratio != "0.7"
-        }
-        nll = agents.of(f"{task} scored", scored, messages)
-        plain = {key: one for key, one in messages.items() if not key.startswith("with")}
-        calibrating = agents.of(f"{task} calibration", calibration, plain)
-        found["all_layers"] = vars(recovered(nll, key_of(everything)))
-        found["rows"] = []
-        for ratio in RATIOS:
-            for alpha in ALPHAS:
-                row: dict[str, Any] = {"ratio": ratio, "alpha": alpha}
-                keys = {v: key_of(chosen[v, ratio, alpha]) for v in VARIANTS}
-                for variant, key in keys.items():
-                    row[variant] = {"layers": chosen[variant, ratio, alpha]}
-                    row[variant] |= {"recovered": vars(recovered(nll, key))}
-                    if "with first: " + key in nll:
-                        row[variant]["with_first"] = vars(recovered(nll, "with first: " + key))
-                    row[variant]["calibration_nll"] = float(calibrating[key].sum())
-                gap = nll[keys["left out"]] - nll[keys["counted"]]
-                row["nll_gap"] = vars(statistics.mean(gap))
-                row["right_by_nll"] = rule_by_nll(
-                    *(calibrating[key] for key in keys.values()), float(gap.sum())
-                )
-                found["rows"].append(row)
-        result["tasks"][task] = found
-        print(f"{model_name} {task} done", file=sys.stderr, flush=True)
-    return result
+    alphas = [float(alpha) for alpha in args.alphas.split(",")]
+    ratios = args.ratios.split(",")
+    chosen = choices(scores, ratios, alphas)
+    everything = range(agents.sender.model.n_layers)
+    messages = {key_of(layers): send(layers) for layers in [*chosen.values(), everything]}
+    sinks = {}
+    if single:
+        half = [scores[variant].top("0.5") for variant in VARIANTS]
+        sinks = {"with first: " + key_of(layers): with_first(layers) for layers in half}
+    nll = agents.of(f"{task} scored", scored, messages | sinks)
+    tried = {key: one for key, one in messages.items() if key != key_of(everything)}
+    guide = agents.of(f"{task} calibration", calibration, tried)
+    found["all_layers"] = vars(recovered(nll, key_of(everything)))
+    found["with_first"] = {
+        variant: vars(recovered(nll, key)) for variant, key in zip(VARIANTS, sinks, strict=False)
+    }
+    found["rows"] = []
+    for ratio in ratios:
+        for alpha in alphas:
+            keys = {variant: key_of(chosen[variant, ratio, alpha]) for variant in VARIANTS}
+            gap = nll[keys["left out"]] - nll[keys["counted"]]
+            found["rows"].append(
+                {
+                    "ratio": ratio,
+                    "alpha": alpha,
+                    "layers": {v: chosen[v, ratio, alpha] for v in VARIANTS},
+                    "recovered": {v: vars(recovered(nll, key)) for v, key in keys.items()},
+                    "gap": vars(statistics.mean(gap)),
+                    "right": right(*(guide[key] for key in keys.values()), float(gap.sum())),
+                }
+            )
+    return found
+
+
+# ---- the table ----
+
+
+def share(found: Mapping[str, Any]) -> float:
+    """The first token's share of the mass in the upper half of the layers."""
+    half = len(found["mass"]) // 2
+    return sum(found["first"][half:]) / sum(found["mass"][half:])
+
+
+def percent(interval: Mapping[str, float]) -> str:
+    return f"{interval['value']:.0%} [{interval['low']:.0%}..{interval['high']:.0%}]"
+
+
+def table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Markdown of all models."""
+    lines = ["| model | task | share of the mass | all layers | without first | only first | n |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
+    for document in documents:
+        for task, found in document["tasks"].items():
+            token = found["token"]
+            cells = [document["model"], task, f"{share(found):.0%}"]
+            cells += [percent(token[key]) for key in ("all", "without", "only")]
+            lines.append(" | ".join(["|", *cells, str(token["all"]["n"]), "|"]).strip())
+    lines += [
+        "",
+        "Share of the mass: the first context token's, in the upper half of the layers. Other",
+        "columns: recovered on calibration records by all layers, by all layers without their",
+        "first token, and by the first token of all layers.",
+        "",
+        "| model | task | ratio | alpha | counted | left out | nll, left out - counted "
+        "| right, N = 1 | 4 | 8 | n |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for document in documents:
+        for task, found in document["tasks"].items():
+            for row in found["rows"]:
+                gap, same = row["gap"], row["layers"]["counted"] == row["layers"]["left out"]
+                cells = [document["model"], task, row["ratio"], f"{row['alpha']:g}"]
+                cells += [percent(row["recovered"][variant]) for variant in VARIANTS]
+                cells.append(f"{gap['value']:+.2f} [{gap['low']:+.2f}..{gap['high']:+.2f}]")
+                cells += [
+                    "same" if same else f"{row['right'][n]:.0%}" if n in row["right"] else "-"
+                    for n in ("1", "4", "8")
+                ]
+                lines.append(" | ".join(["|", *cells, str(found["n"]), "|"]).strip())
+    lines += [
+        "",
+        "Counted, left out: recovered on records that nothing was chosen from, by the layers",
+        "chosen with the first token counted and left out. Right, N: how often N calibration",
+        "records give the lower summed nll to the variant that is better on the scored records.",
+        "",
+        "| model | counted, alone | left out, alone | counted, missed | left out, missed |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for document in documents:
+        for found in document["tasks"].values():
+            if "spearman" in found:
+                cells = [
+                    f"{found['spearman'][what][v]:+.2f}"
+                    for what in ("alone", "left_out")
+                    for v in VARIANTS
+                ]
+                lines.append(" | ".join(["|", document["model"], *cells, "|"]).strip())
+    lines += [
+        "",
+        "Rank correlation of the mass with what a layer gains when it is sent alone, and costs",
+        "when it is the one left out.",
+        "",
+        "| model | nothing sent | all | lower half | upper half | layer 0 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for document in documents:
+        for found in document["tasks"].values():
+            if "own_sink" in found:
+                cells = [f"{max(row):.0f}" for row in found["own_sink"].values()]
+                lines.append(" | ".join(["|", document["model"], *cells, "|"]).strip())
+    return [
+        *lines,
+        "",
+        "Norm of the hidden state of the question's first token over the median token's, in the",
+        "layer where that is largest, by what the receiver is sent.",
+        "",
+        *(f"    {one['command']}\n\n{json.dumps(one['machine'])}, {one['seconds']:.0f} s for "
+          f"{one['model']}.\n" for one in documents),
+    ]  # fmt: skip
 
 
 def main() -> None:
@@ -287,19 +407,35 @@ def main() -> None:
     parser.add_argument("--models", default="smollm2-135m,qwen2.5-coder-0.5b")
     parser.add_argument("--tasks", default="hotpotqa")
     parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--ratios", default="0.3,0.5,0.7")
+    parser.add_argument("--alphas", default="1.0,0.8")
+    parser.add_argument("--calibration", type=int, default=8, help="records to measure mass on")
+    parser.add_argument("--rule", type=int, default=16, help="records to try the rule on")
+    parser.add_argument("--singles", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--dtype", default="f32")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for model in args.models.split(","):
-        start = time.perf_counter()
-        found = study(model, args.data_dir, args.tasks.split(","), args.limit, args.out)
+    for name in filter(None, args.models.split(",")):
+        start, path = time.perf_counter(), args.out / f"first_token-{name}.json"
+        known = json.loads(path.read_text()) if path.exists() else {"tasks": {}, "seconds": 0.0}
+        model = kvcomm.Model.load(name, dtype=args.dtype)
+        agents = Likelihoods(model, args.out / f"first_token-{name}-nll.json")
+        for task in args.tasks.split(","):
+            single = args.singles and task == "hotpotqa"
+            known["tasks"][task] = study_task(agents, task, args, single)
         shown = [Path(part).name if "/" in part else part for part in sys.argv]
-        found |= {
-            "command": shlex.join(["python", *shown]),
-            "machine": environment.machine(),
-            "seconds": time.perf_counter() - start,
-        }
-        write_json(args.out / f"first_token-{model}.json", found)
+        known |= {"model": name, "command": shlex.join(["python", *shown])}
+        known |= {"machine": environment.machine()}
+        known["seconds"] += time.perf_counter() - start
+        write_json(path, known)
+    documents = [
+        json.loads(path.read_text())
+        for path in sorted(args.out.glob("first_token-*.json"))
+        if not path.stem.endswith("-nll")
+    ]
+    text = "\n".join(["# The first context token's place in the mass", "", *table(documents)])
+    (args.out / "first_token.md").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

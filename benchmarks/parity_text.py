@@ -13,6 +13,7 @@ and logits of the answer that differ are explained when their relative deviation
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,18 @@ def published_nld(
         yield Outcome("greedy ids", f"{case} method", equal)
 
 
+class _Watched(Cipher):
+    """Keeps what was written, the sender's message first."""
+
+    @cached_property
+    def written(self) -> list[list[Written]]:
+        return []
+
+    def write(self, *arguments: Any) -> list[Written]:
+        self.written.append(super().write(*arguments))
+        return self.written[-1]
+
+
 def published_cipher(
     model: kvcomm.Model, data: dict[str, Any], recordings: Path, limit: int | None = None
 ) -> Iterator[Outcome]:
@@ -93,7 +106,7 @@ def published_cipher(
     for run in recorded["runs"][:limit]:
         case = f"cipher {run['task']} record {run['record_index']}"
         (temperature,) = set(run["temperature_used"])
-        method = Cipher(recorded["phase1"], recorded["sender_aware"], temperature=temperature)
+        method = _Watched(recorded["phase1"], recorded["sender_aware"], temperature=temperature)
         bench = bench_of(model, data, recordings, run)
         (outcome,) = method.run(bench, bench.items)
         sender, receiver, *pieces = outcome.prompts
@@ -101,10 +114,7 @@ def published_cipher(
         yield check_ids(f"{case} receiver", receiver, run["receiver_prompt_ids"])
         whole = [*pieces[0], run["self_id"], *pieces[1], run["others_id"], *pieces[2]]
         yield check_ids(f"{case} final", whole, run["final_prompt_ids_with_sentinels"])
-        (sent,), (own,) = (
-            method.write(bench, agent, [ids])
-            for agent, ids in ((bench.sender, sender), (bench.receiver, receiver))
-        )
+        (sent,), (own,) = method.written
         for part, written in (("sender", sent), ("receiver", own)):
             yield from _check_written(model, f"{case} {part}", run, part, written)
         drift = max(_apart(sent, run, "sender").max(), _apart(own, run, "receiver").max())

@@ -24,6 +24,11 @@ SUMMARY = "summary.json"
 CALIBRATION = "calibration.json"
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What run.json holds; errors as for `read_run`."""
+    return _read_json(folder / RUN)
+
+
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     """A run's settings, with its calibration, and the records of its log.
 
@@ -34,7 +39,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     FormatError
         run.json or the log is damaged.
     """
-    run = _read_json(folder / RUN)
+    run = read_settings(folder)
     if run.get("calibrated") and (folder / CALIBRATION).exists():
         scores = LayerScores.load(folder / CALIBRATION)
         run["calibration"] = {

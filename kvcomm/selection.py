@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +32,11 @@ ALPHA = {"llama": 1.0, "qwen": 0.8, "falcon": 0.8}
 
 #: Width of the Gaussian over depth, in layers.
 SIGMA = 10.0
+
+#: skip_first "auto" counts the first context token where it holds more than this share of the mass
+#: in the upper half of the layers. smollm2-135m has 0.82, and is lost without the token; Qwen2.5
+#: coders have 0.11 to 0.18, and hardly notice (benchmarks/results/first_token.md).
+SINK_SHARE = 0.5
 
 #: Seed of the published random selection.
 SEED = 42
@@ -277,6 +282,22 @@ class LayerScores:
         """L, layers of the sender."""
         return self.sample_mass.shape[1]
 
+    @property
+    def first_share(self) -> float:
+        """The first context token's share of the mass (itself counted) in the upper half of layers.
+
+        Raises
+        ------
+        ValueError
+            It was not measured.
+        """
+        if self.sample_first is None:
+            raise ValueError("first_share: the share of the first token was not measured")
+        upper = self.n_layers // 2
+        first = float(self.sample_first[:, upper:].sum())
+        whole = float(self.skipping(False).sample_mass[:, upper:].sum())
+        return first / whole if whole > 0 else 0.0
+
     def scores(
         self, alpha: float = 1.0, *, sigma: float = SIGMA, mu: float | None = None
     ) -> NDArray[np.float32]:
@@ -379,7 +400,7 @@ def calibrate(
     preset: Preset = "paper",
     layer_map: Sequence[int] | None = None,
     positions: "Positions" = "published",
-    skip_first: bool | None = None,
+    skip_first: bool | Literal["auto"] | None = None,
 ) -> LayerScores:
     """Measure how much the receiver's question looks at the sender's context, layer by layer.
 
@@ -401,9 +422,9 @@ def calibrate(
     positions
         Of several senders, as in `Receiver.answer`.
     skip_first
-        Leave the first context token out of the sum (None: the preset's way). Of a model whose
-        attention rests on that token it decides which layers are chosen; which way is better
-        differs between models (benchmarks/results/first_token.md).
+        Leave the first context token out of the sum (None: the preset's way). "auto": unless
+        attention rests on it, by `SINK_SHARE`; no answers are needed, but the bound is one between
+        the few models that were measured.
 
     Returns
     -------
@@ -414,13 +435,17 @@ def calibrate(
     Raises
     ------
     ValueError
-        No samples, an empty context or question.
+        No samples, an empty context or question, a skip_first that is none of these.
     NumericError
         Preset paper and a mass that is not finite; preset reference takes it for 0.
     """
     check_preset(preset)
     target = check_layer_map(layer_map, sender.model.n_layers, receiver.model.n_layers)
-    skip = preset == "reference" if skip_first is None else skip_first
+    if skip_first not in (None, "auto", True, False):
+        raise ValueError(
+            f"skip_first: expected true, false, 'auto' or nothing, found {skip_first!r}"
+        )
+    skip = skip_first if isinstance(skip_first, bool) else preset == "reference"
     rows = []
     for context, question in samples:
         several = isinstance(context, tuple) and not is_ids(context)
@@ -446,7 +471,7 @@ def calibrate(
         sample_mass, sample_first = (
             np.where(broken, 0.0, values) for values in (sample_mass, sample_first)
         )
-    return LayerScores(
+    found = LayerScores(
         sample_mass,
         preset,
         sender.model.fingerprint,
@@ -454,3 +479,4 @@ def calibrate(
         skip,
         sample_first,
     )
+    return found.skipping(found.first_share <= SINK_SHARE) if skip_first == "auto" else found

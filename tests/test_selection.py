@@ -232,7 +232,35 @@ def test_the_preset_decides_about_the_first_token(pair, preset, skipped):
     assert (found.sample_first > 0).all()
 
 
+def test_auto_leaves_the_first_token_out_unless_attention_rests_on_it(pair):
+    """The share is that of the oracle's weights; a context of one token is all first token."""
+    folder, sender, receiver = pair
+    reference = oracle.read_folder(folder)
+    for context, counted in ((CONTEXTS[0], False), (CONTEXTS[2], True)):
+        sample = (context, QUESTIONS[0])
+        found = kvcomm.calibrate(sender, receiver, [sample], skip_first="auto")
+        given = oracle.send(reference, [oracle.read(reference, context)], range(4))
+        run = oracle.exchange(reference, sample[1], given, start=len(context), layers=range(4))
+        whole, rest = (
+            sum(oracle.mean_mass(run.weights[n], len(context), skip=skip) for n in (2, 3))
+            for skip in (0, 1)
+        )
+        assert found.first_share == pytest.approx((whole - rest) / whole, rel=1e-4)
+        assert (found.first_share > 0.5) is counted
+        assert found.skip_first is not counted
+        asked = kvcomm.calibrate(sender, receiver, [sample], skip_first=not counted)
+        np.testing.assert_allclose(found.mass, asked.mass, rtol=1e-12, atol=1e-15)
+    assert (
+        LayerScores(np.zeros((1, 2, 1)), "paper", "", "", False, np.zeros((1, 2, 1))).first_share
+        == 0
+    )
+    with pytest.raises(ValueError, match="skip_first: expected true, false, 'auto' or nothing"):
+        kvcomm.calibrate(sender, receiver, [sample], skip_first="maybe")
+
+
 def test_a_share_that_is_not_known():
+    with pytest.raises(ValueError, match="first_share: the share of the first token was not"):
+        _ = scores_of([0.1]).first_share
     assert scores_of([0.1], "reference").skip_first is True
     assert scores_of([0.1]).skipping(False).mass.tolist() == [0.1]
     with pytest.raises(ValueError, match="share of the first token was not measured"):

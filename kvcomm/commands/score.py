@@ -11,6 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvcomm.commands.report import remade
+from kvcomm.options.output import show_run
+
 if TYPE_CHECKING:
     from kvcomm.records import Record
     from kvcomm.statistics import Interval
@@ -45,10 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder)
     if arguments.compare is not None:
         return _compare(folder, *arguments.compare, as_json=arguments.json)
-    from kvcomm import cli
-
     n_values, n_lines = rescore(folder)
-    status = cli._report(arguments)
+    status = show_run(*remade(folder), arguments)
     words = "value differs" if n_values == 1 else "values differ"
     told = f"{n_values} {words} from the log, of {n_lines} answers scored again"
     print(told, file=sys.stderr if arguments.json else sys.stdout)
@@ -78,7 +79,7 @@ def rescore(folder: Path) -> tuple[int, int]:
     from kvcomm.packet import write_whole
     from kvcomm.records import RECORDS, dumps, locked
 
-    task = tasks.find(runs._read_json(folder / runs.RUN)["settings"].get("task"))
+    task = tasks.find(runs.read_settings(folder)["settings"].get("task"))
     path = folder / RECORDS
     with locked(folder):
         old = _lines(path)

@@ -69,7 +69,8 @@ class Column:
 
 
 _METRIC_RANKS = {
-    "rouge_l_f": 9, "rouge_l_recall": 8, "published_rouge_l": 7, "accuracy": 6, "em": 3, "f1": 2, "match": 1,
+    "rouge_l_f": 9, "rouge_l_recall": 8, "published_rouge_l": 7, "accuracy": 6, "em": 3, "f1": 2,
+    "match": 1,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from kvcomm.reproduce.exhibit import Built, Exhibit
 from kvcomm.reproduce.measures import Results
 from kvcomm.reproduce.methods import RATIOS, Group
 from kvcomm.reproduce.runs import NoDataError, Runs
-from kvcomm.reproduce.series import Curves, Map
+from kvcomm.reproduce.series import NO_ANSWERS, Curves, Map
 from kvcomm.selection import SEED
 from kvcomm.tasks.mmlu import GROUPS
 
@@ -226,10 +226,15 @@ def prepend_hidden(runs: Runs, exhibit: Exhibit) -> Built:
 
 def search(runs: Runs, exhibit: Exhibit) -> Built:
     """Layers searched by likelihood against the selection, on records that neither saw."""
-    group = methods.search(runs.request.alpha)
-    results = [
-        runs.results(one, [methods.base(runs.request.alpha), group]) for one in runs.chosen(exhibit)
-    ]
+    alpha, results, counts = runs.request.alpha, [], []
+    for found in runs.chosen(exhibit):
+        n_records = min(Options.search_records, len(found.pool))
+        groups = [methods.base(alpha), methods.search(alpha, n_records)]
+        results.append(runs.results(found, groups))
+        counts.append(f"{found.task.name} {n_records}")
     rows = [f"{name} {ratio}" for ratio in RATIOS for name in ("search", "attention")]
-    notes = (f"both choose on the same {group.n_calibration} records, which are not scored.",)
+    notes = (
+        f"both choose on the same records, which are not scored: {', '.join(counts)}.",
+        f"{NO_ANSWERS}.",
+    )
     return Built(tables.compared(runs, exhibit, results, rows, notes=notes), tuple(results))

@@ -117,7 +117,7 @@ def _curves(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, fontsize=10)
     axes.tick_params(labelsize=8)
     if len(panel.lines) > 1:
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, framealpha=0.8, edgecolor="none")
 
 
 def _heat(axes: Axes, heat: Heat) -> None:

@@ -99,7 +99,7 @@ def controls(alpha: float) -> Group:
     return Group(_at("controls", alpha), _named(rows, "control", options))
 
 
-def search(alpha: float, n_records: int = Options.search_records) -> Group:
+def search(alpha: float, n_records: int) -> Group:
     """Layers searched by likelihood, and chosen by attention on the very same records."""
     options = Options(ratios=RATIOS, strategies=("search",), search_records=n_records)
     plain = Options(ratios=RATIOS, alpha=alpha)

@@ -76,10 +76,8 @@ def build(
         from kvcomm.reproduce import figures
 
         drawn = [_part(one, measure, part, table) for one, measure, part, table in made]
-        counts = sorted({c.measured.n for *_, t in made for c in t.cells.values() if c.measured})
-        n = " to ".join(str(one) for one in dict.fromkeys([*counts[:1], *counts[-1:]])) or "0"
         answers = "" if any(one.metric for one in results) else f"; {NO_ANSWERS}"
-        foot = f"{about}; n = {n} records, bars: 95% bootstrap intervals{answers}"
+        foot = f"{about}; n records, bars: 95% bootstrap intervals{answers}"
         return figures.draw(drawn, f"{name}. {exhibit.title}", foot)
 
     return Built(tuple(table for *_, table in made), tuple(results), draw)
@@ -118,10 +116,19 @@ def _table(
     )
 
 
+def _title_of(results: Results, measure: str, table: Table) -> str:
+    """The task, how many records it is, and a warning where the measure says nothing."""
+    task = HEADINGS.get(results.task.name, results.task.name)
+    counts = sorted({cell.measured.n for cell in table.cells.values() if cell.measured})
+    n = " to ".join(str(one) for one in dict.fromkeys([*counts[:1], *counts[-1:]])) or "0"
+    helpless = "" if results.helps(measure) else "\n(reading the context does not clearly help)"
+    return f"{task}, n = {n}{helpless}"
+
+
 def _part(results: Results, measure: str, part: Curves | Map, table: Table):
     from kvcomm.reproduce.figures import Heat, Line, Panel
 
-    task = HEADINGS.get(results.task.name, results.task.name)
+    title = _title_of(results, measure, table)
     label = AXIS.get(measure, str(results.metric))
     if isinstance(part, Map):
         values = tuple(
@@ -131,7 +138,7 @@ def _part(results: Results, measure: str, part: Curves | Map, table: Table):
             )
             for y in part.rows
         )
-        return Heat(task, part.x_label, part.corner, part.rows, part.columns, values, label)
+        return Heat(title, part.x_label, part.corner, part.rows, part.columns, values, label)
     lines = tuple(
         Line(name, part.x, tuple(table.cell(f"{x:g}", name).measured for x in part.x))
         for name in part.names
@@ -142,4 +149,4 @@ def _part(results: Results, measure: str, part: Curves | Map, table: Table):
         if found is not None:
             before = levels.get(found.value)
             levels[found.value] = row if before is None else f"{before}, {row}"
-    return Panel(task, part.x_label, label, lines, tuple(levels.items()), part.log)
+    return Panel(title, part.x_label, label, lines, tuple(levels.items()), part.log)

@@ -63,7 +63,7 @@ def _number(value: float | None, decimals: int) -> str:
 
 def _parts(cell: Cell, decimals: int) -> tuple[str, str, str]:
     """Value, interval with n, and the paper's value; "" for what is not there."""
-    paper = "" if cell.paper is None else f"paper {_number(cell.paper, 2)}"
+    paper = "" if cell.paper is None else f"paper {_number(cell.paper, min(decimals, 2))}"
     if cell.measured is None:
         return (cell.note or "-"), "", paper
     found = cell.measured

@@ -1,0 +1,73 @@
+"""`kvcomm calibrate`: layer scores of a pair of models on a kind of data."""
+
+import argparse
+
+from kvcomm.options.data import add_data
+from kvcomm.options.output import add_json, print_json
+from kvcomm.options.pair import add_models, layer_map_of, load_pair
+from kvcomm.options.values import path
+
+HELP = "measure which layers the receiver looks at"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_models(parser)
+    add_data(parser)
+    parser.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="first N records (default 1)"
+    )
+    parser.add_argument("--preset", default="paper", choices=("paper", "reference"))
+    parser.add_argument("--alpha", type=float, default=1.0, metavar="A", help="default 1")
+    parser.add_argument(
+        "--out", type=path, required=True, metavar="FILE", help="where the scores go"
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write the scores, and print the ranking."""
+    from kvcomm import tasks
+    from kvcomm.evaluate import measure
+    from kvcomm.methods import Bench
+    from kvcomm.plan import Plan, Prompts
+
+    task = tasks.find(arguments.task)
+    examples = task.load(arguments.data, arguments.context)
+    if not 1 <= arguments.samples <= len(examples):
+        raise ValueError(
+            f"--samples: {arguments.samples} is outside 1 .. {len(examples)}, the records of "
+            f"{arguments.data}"
+        )
+    sender, receiver = load_pair(arguments, arguments.preset)
+    bench = Bench(
+        sender,
+        receiver,
+        preset=arguments.preset,
+        max_new_tokens=task.max_new_tokens,
+        layer_map=layer_map_of(arguments, sender, receiver),
+    )
+    plan = Plan(tuple(examples[: arguments.samples]), (), {})
+    prompts = Prompts(bench, task, plan, None)
+    scores = measure(bench, [prompts.item(n, one) for n, one in enumerate(plan.calibration)])
+    scores.save(arguments.out)
+    ranking, mass = scores.ranking(arguments.alpha), scores.mass
+    values = scores.scores(arguments.alpha)
+    if arguments.json:
+        print_json(
+            {
+                "records": [one.id for one in plan.calibration],
+                "preset": scores.preset,
+                "alpha": arguments.alpha,
+                "mass": mass,
+                "scores": values,
+                "ranking": ranking,
+                "file": arguments.out,
+            }
+        )
+        return 0
+    print("rank  layer  mass      score")
+    for rank, layer in enumerate(ranking, 1):
+        print(f"{rank:4d}  {layer:5d}  {mass[layer]:.6f}  {values[layer]:.4f}")
+    print(f"{arguments.samples} records, preset {scores.preset}; written to {arguments.out}")
+    return 0

@@ -1,0 +1,113 @@
+"""`kvcomm eval`: methods on a data set."""
+
+import argparse
+from pathlib import Path
+
+from kvcomm.options.choice import add_layers, add_methods, options_of
+from kvcomm.options.data import add_data
+from kvcomm.options.output import add_json, run_title, say, show_run
+from kvcomm.options.pair import add_models, layer_map_of, load_pair, load_scores
+from kvcomm.options.values import path
+
+HELP = "compare methods on a data set, and report"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_models(parser)
+    add_data(parser)
+    add_methods(parser)
+    add_layers(parser, several=True)
+    parser.add_argument(
+        "--calibration", metavar="FILE",
+        help="records to calibrate on (default: the first of the data, which are then not scored)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--calibration-size", type=int, default=1, metavar="N", help="how many (default 1)"
+    )
+    parser.add_argument(
+        "--published-protocol", action="store_true",
+        help="with --preset reference: calibrate on the first records of the data and score them "
+        "too, as the published code does",
+    )  # fmt: skip
+    parser.add_argument("--limit", type=int, metavar="N", help="score at most N records")
+    parser.add_argument(
+        "--batch-size", type=int, default=8, metavar="B",
+        help="records at a time (default 8); changes times, never results",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="of an answer (default: the task's)"
+    )
+    parser.add_argument(
+        "--max-input-tokens", type=int, metavar="N",
+        help="of a prompt; longer ones lose their middle (default 64000, or the model's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=path, required=True, metavar="DIR",
+        help="the run's folder; the same command again goes on where it stopped",
+    )  # fmt: skip
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run it, and print its table."""
+    from kvcomm import report, tasks
+    from kvcomm.evaluate import evaluate
+    from kvcomm.methods import methods
+    from kvcomm.plan import divide
+    from kvcomm.runs import read_run
+
+    task = tasks.find(arguments.task)
+    chosen = methods(arguments.methods, options_of(arguments))
+    if arguments.published_protocol and (
+        arguments.preset != "reference" or arguments.calibration is not None
+    ):
+        raise ValueError(
+            "--published-protocol goes with --preset reference and without --calibration"
+        )
+    examples = task.load(arguments.data, arguments.context)
+    other = None
+    if arguments.calibration is not None:
+        other = task.load(arguments.calibration, arguments.context)
+    measured = any(method.calibrated for method in chosen) and arguments.scores is None
+    n_calibration = arguments.calibration_size if measured else 0
+    if "search" in (arguments.strategy or ()):
+        n_calibration = max(n_calibration, arguments.search_records)
+    plan = divide(
+        examples,
+        calibration=other,
+        n_calibration=n_calibration,
+        limit=arguments.limit,
+        published=arguments.published_protocol,
+    )
+    sender, receiver = load_pair(arguments, arguments.preset)
+    about = {
+        "data": Path(arguments.data).name if Path(arguments.data).exists() else arguments.data,
+        "context": arguments.context or task.contexts[0],
+        "calibration_data": Path(arguments.calibration or arguments.data).name
+        if measured
+        else arguments.scores and Path(arguments.scores).name,
+        "published_protocol": arguments.published_protocol,
+    }
+    out = Path(arguments.out)
+    summary = evaluate(
+        sender,
+        receiver,
+        task,
+        plan,
+        chosen,
+        out,
+        preset=arguments.preset,
+        layer_map=layer_map_of(arguments, sender, receiver),
+        scores=load_scores(arguments, sender, receiver),
+        max_new_tokens=arguments.max_new_tokens,
+        max_input_tokens=arguments.max_input_tokens,
+        batch_size=arguments.batch_size,
+        seed=arguments.seed,
+        about=about,
+        command=("kvcomm", *arguments.argv),
+        progress=True,
+        note=say,
+    )
+    written = report.write_report(summary, out, run_title(summary), read_run(out)[1])
+    return show_run(summary, written, arguments)

@@ -1,0 +1,153 @@
+"""Which methods and layers a command runs: the options, and `methods.Options` out of them."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from kvcomm.options.values import numbers, ratios, seed, words
+
+if TYPE_CHECKING:
+    from kvcomm.methods import Options
+
+
+def add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
+    """Which layers are sent. several: ratios and strategies by comma."""
+    many = ", several by comma" if several else ""
+    group = parser.add_argument_group("layers to send")
+    group.add_argument(
+        "--ratio", type=ratios, metavar="R",
+        help=f"share of the layers{many} (default 0.5)",
+    )  # fmt: skip
+    group.add_argument(
+        "--layers", type=numbers, metavar="LIST", help="explicit layers, such as 0,3,7-9"
+    )
+    group.add_argument(
+        "--strategy", type=words, metavar="S",
+        help=f"how layers are chosen{many}: attention_gaussian (default), attention, gaussian, "
+        "random, contiguous (the ends of --layers), attention_level (with --level), layers, all",
+    )  # fmt: skip
+    group.add_argument(
+        "--skip-first", dest="skip_first", action=argparse.BooleanOptionalAction, default=None,
+        help="leave the first context token out of the attention mass, or count it (default: as "
+        "the preset does)",
+    )  # fmt: skip
+    group.add_argument(
+        "--alpha", type=float, default=1.0, metavar="A",
+        help="weight of the attention against the Gaussian over depth (default 1)",
+    )  # fmt: skip
+    group.add_argument("--level", type=int, metavar="N", help="rank level of attention_level")
+    group.add_argument(
+        "--preset", default="paper", choices=("paper", "reference"),
+        help="the paper's text (default), or its published code",
+    )  # fmt: skip
+    group.add_argument(
+        "--shift-back", action="store_true",
+        help="in layers that are not sent, do not shift the question's positions (KVComm-S)",
+    )  # fmt: skip
+    group.add_argument(
+        "--scores", metavar="FILE", help="layer scores that `kvcomm calibrate` wrote"
+    )
+    group.add_argument("--seed", type=seed, default=42, metavar="S", help="seed (default 42)")
+
+
+def add_methods(parser: argparse.ArgumentParser) -> None:
+    """Which methods run, and what each takes."""
+    group = parser.add_argument_group("methods")
+    group.add_argument(
+        "--methods", type=words, default=("baseline", "skyline", "kvcomm"), metavar="LIST",
+        help="of baseline, skyline, kvcomm, nld, cipher, ac, prepend_hidden, token_importance, "
+        "control (default baseline,skyline,kvcomm)",
+    )  # fmt: skip
+    group.add_argument(
+        "--online", type=int, metavar="T", help="kvcomm: choose layers again at every T-th record"
+    )
+    group.add_argument(
+        "--senders", default="one", choices=("one", "split", "documents"),
+        help="kvcomm, nld, cipher: who reads the context: one sender (default), two with half of "
+        "it each, or one per document",
+    )  # fmt: skip
+    group.add_argument(
+        "--positions", default="published", choices=("published", "sequential"),
+        help="of several senders' keys: overlapping (default) or one behind the other",
+    )  # fmt: skip
+    group.add_argument(
+        "--search-records", type=int, default=6, metavar="N",
+        help="strategy search: calibration records to go by (default 6)",
+    )  # fmt: skip
+    group.add_argument(
+        "--beam", type=int, default=1, metavar="B", help="strategy search: sets kept (default 1)"
+    )
+    group.add_argument(
+        "--backward", action="store_true", help="strategy search: try to drop and replace layers"
+    )
+    group.add_argument(
+        "--message-tokens", type=int, default=256, metavar="N",
+        help="nld, cipher: most tokens of what each agent writes first (default 256)",
+    )  # fmt: skip
+    group.add_argument(
+        "--sender-aware", action="store_true",
+        help="nld, cipher: tell the sender what its text is for",
+    )  # fmt: skip
+    group.add_argument(
+        "--cipher-temperature", type=float, metavar="T",
+        help="cipher: of the mean embedding (default 0.7; preset reference 1.0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--rule", type=words, default=("replace",), metavar="R",
+        help="ac: replace (default), sum, mean, several by comma",
+    )  # fmt: skip
+    group.add_argument(
+        "--from-layer", type=int, metavar="K", help="ac, prepend_hidden: layer of the sender"
+    )
+    group.add_argument(
+        "--to-layer", type=int, metavar="J", help="ac, prepend_hidden: layer of the receiver"
+    )
+    group.add_argument(
+        "--token", type=words, default=("last",), metavar="T",
+        help="token_importance: first, last (default), random, none, several by comma",
+    )  # fmt: skip
+    group.add_argument(
+        "--effect", default="keep", choices=("keep", "zero"),
+        help="token_importance: keep only that token's hidden state (default), or zero it",
+    )  # fmt: skip
+    group.add_argument(
+        "--at-layer", type=numbers, metavar="LIST", help="token_importance: layers (default L/2)"
+    )
+    group.add_argument(
+        "--control", type=words, default=("wrong_context", "shuffled", "noise", "random"),
+        metavar="C", help="control: wrong_context, shuffled, noise, random (default all)",
+    )  # fmt: skip
+
+
+#: Fields of `methods.Options` by the options that only `kvcomm eval` has.
+_METHOD_OPTIONS = {
+    "online": "online", "senders": "senders", "positions": "positions",
+    "search_records": "search_records", "beam": "beam", "backward": "backward",
+    "message_tokens": "message_tokens", "sender_aware": "sender_aware",
+    "cipher_temperature": "cipher_temperature", "rules": "rule", "from_layer": "from_layer",
+    "to_layer": "to_layer", "tokens": "token", "effect": "effect", "at_layers": "at_layer",
+    "controls": "control",
+}  # fmt: skip
+
+
+def options_of(arguments: argparse.Namespace) -> "Options":
+    """What the methods of a run take; a command without `--methods` has fewer options."""
+    from kvcomm.methods import Options
+
+    strategies = arguments.strategy
+    if strategies is None:
+        only_layers = arguments.layers is not None and arguments.ratio is None
+        strategies = () if only_layers else ("attention_gaussian",)
+    return Options(
+        ratios=arguments.ratio or ("0.5",),
+        strategies=strategies,
+        layers=arguments.layers,
+        alpha=arguments.alpha,
+        level=arguments.level,
+        shift_back=arguments.shift_back,
+        seed=arguments.seed,
+        skip_first=arguments.skip_first,
+        **{
+            field: getattr(arguments, option)
+            for field, option in (_METHOD_OPTIONS.items() if "methods" in arguments else ())
+        },
+    )
