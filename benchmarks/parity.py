@@ -2,7 +2,8 @@
 
 Holds kvcomm against `oracle_*.json` (the published code, preset reference, token by token) and
 `paper_*.json` (an independent implementation of preset paper, likelihoods). Prompts are fed as the
-recorded ids, weights are f32. tests/test_parity.py runs the same checks on a part of them.
+recorded ids (of nld and cipher they are made from the records), weights are f32. parity_hidden.py
+has ac, parity_text.py nld and cipher. tests/test_parity.py runs the same checks on a part of them.
 
     python benchmarks/parity.py --recordings ../shared/reference --out results/parity.json
 
@@ -297,6 +298,13 @@ def everything(model: kvcomm.Model, recordings: Path, part: str) -> Iterator[Out
     yield from published_variants(pair, data)
     if "cross_perturbed" in data:
         yield from published_cross(model, data)
+    # These two import this file, for what an outcome is.
+    from parity_hidden import published_ac
+    from parity_text import published_cipher, published_nld
+
+    yield from published_ac(model, data)
+    yield from published_nld(model, data, recordings)
+    yield from published_cipher(model, data, recordings)
     yield from paper_records(pair, json.loads((recordings / f"paper_{part}.json").read_text()))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from kvcomm import environment, metrics, prompts, selection
+from kvcomm import environment, metrics, selection
 from kvcomm.agents import Receiver, Sender
 from kvcomm.methods import Bench, Item, Method, Outcome
 from kvcomm.model import Model
@@ -57,6 +57,7 @@ def evaluate(
     max_input_tokens: int | None = None,
     batch_size: int = 8,
     seed: int = selection.SEED,
+    think: bool | None = None,
     about: Mapping[str, Any] | None = None,
     command: Sequence[str] = (),
     progress: bool = False,
@@ -84,6 +85,9 @@ def evaluate(
         Most tokens of sender's prompt and question together; None: 64,000, or what the models have.
     seed
         Of the bootstrap; a method's own is in its settings.
+    think
+        Whether the models think before they answer, which changes prompts as published; None: what
+        their names say (`prompts.THINK_MODELS`).
     about
         More settings to record and to compare, such as the data file.
     command
@@ -129,7 +133,7 @@ def evaluate(
     calibrated = any(method.calibrated for method in methods)
     if calibrated and scores is None and not plan.calibration:
         raise ValueError("calibration records: none, and a method needs one")
-    writer = bench.prompts = Prompts(bench, task, plan, max_input_tokens)
+    writer = bench.prompts = Prompts(bench, task, plan, max_input_tokens, think=think)
     bench.calibration = writer.calibration()
     # Bad settings of a method have to show before anything is measured or written.
     level = LayerScores(np.zeros((1, n_layers, 1)), preset, "", "")
@@ -178,7 +182,7 @@ def _settings(bench: Bench, task: Task, plan: Plan, calibrated: bool) -> dict[st
         "sender": _described(bench.sender.model),
         "receiver": _described(bench.receiver.model),
         "layer_map": bench.layer_map,
-        "prompts": asdict(prompts.FAMILIES[task.family]),
+        "prompts": bench.prompts.settings,
         "max_new_tokens": bench.max_new_tokens,
         "n_records": len(plan.scored),
         "records_sha256": _digest([asdict(one) for one in plan.scored]),

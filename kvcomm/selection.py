@@ -445,7 +445,7 @@ def calibrate(
         raise ValueError(
             f"skip_first: expected true, false, 'auto' or nothing, found {skip_first!r}"
         )
-    skip = skip_first if isinstance(skip_first, bool) else preset == "reference"
+    skip = preset == "reference" if skip_first in (None, "auto") else bool(skip_first)
     rows = []
     for context, question in samples:
         several = isinstance(context, tuple) and not is_ids(context)

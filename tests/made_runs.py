@@ -103,7 +103,8 @@ def records(run: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
                     "settings": {**one["settings"], "layers": one["layers"]},
                     "answer": f"answer {index} of {one['label']}", "gold": ["Ann"],
                     "match": float(right), "f1": 0.5, "em": 0.0, "rouge_l_recall": None,
-                    "rouge_l_f": None, "published_rouge_l": None, "accuracy": None, "nll": one["nll"]["value"],
+                    "rouge_l_f": None, "published_rouge_l": None, "accuracy": None,
+                    "nll": one["nll"]["value"],
                     **fields,
                 }
             )  # fmt: skip

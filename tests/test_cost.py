@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import fixtures
 import numpy as np
-import pytest
 import piece_bench
+import pytest
 
 from kvcomm import Model, cost, cost_sheet, shapes
 from kvcomm.agents import Receiver, Sender

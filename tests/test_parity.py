@@ -23,6 +23,7 @@ def _load_script():
     spec = importlib.util.spec_from_file_location("parity", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["parity"] = module
+    sys.path.insert(0, str(path.parent))  # the script imports its neighbours
     spec.loader.exec_module(module)
     return module
 

@@ -43,6 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of a prompt; longer ones lose their middle (default 64000, or the model's)",
     )  # fmt: skip
     parser.add_argument(
+        "--think", action=argparse.BooleanOptionalAction, default=None,
+        help="the models think before they answer: prompts as published for such (default: what "
+        "their names say)",
+    )  # fmt: skip
+    parser.add_argument(
         "--out", type=path, required=True, metavar="DIR",
         help="the run's folder; the same command again goes on where it stopped",
     )  # fmt: skip
@@ -79,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         n_calibration=n_calibration,
         limit=arguments.limit,
         published=arguments.published_protocol,
+        senders=arguments.senders,
     )
     sender, receiver = load_pair(arguments, arguments.preset)
     about = {
@@ -104,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_input_tokens=arguments.max_input_tokens,
         batch_size=arguments.batch_size,
         seed=arguments.seed,
+        think=arguments.think,
         about=about,
         command=("kvcomm", *arguments.argv),
         progress=True,

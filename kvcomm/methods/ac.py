@@ -75,6 +75,8 @@ class AC(Method):
 
     def layers(self, bench: Bench) -> tuple[int, ...]:
         self._ends(bench)
+        if bench.prompts is not None:
+            bench.prompts.check_context(self.label)
         return ()
 
     def _ends(self, bench: Bench) -> tuple[int, int]:

@@ -62,6 +62,8 @@ class PrependHidden(Method):
                 f"hidden states of sender {sender.name!r} are {widths[0]} wide, of receiver "
                 f"{receiver.name!r} {widths[1]}"
             )
+        if bench.prompts is not None:
+            bench.prompts.check_context(self.label)
         return ()
 
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:

@@ -88,7 +88,7 @@ def _claims(out: Path) -> list[str]:
     if not lines:
         return []
     head = ["| from | claim | by | verdict | difference |", "| --- | --- | --- | --- | --- |"]
-    return ["## Claims of the paper", "", *head, *lines, ""]
+    return ["## Claims", "", *head, *lines, ""]
 
 
 def _seconds(folder: Path) -> list[str]:

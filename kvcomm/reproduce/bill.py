@@ -4,7 +4,10 @@ Owns which lengths and which accounts the figure has; the numbers are cost.py's.
 excess over AC are two tables, and never stand for each other.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from kvcomm import cost, cost_sheet
 from kvcomm.cost_sheet import Row, Sheet
@@ -17,18 +20,37 @@ from kvcomm.reproduce.table import Cell, Table
 from kvcomm.shapes import Shape
 from kvcomm.statistics import Interval
 
-#: Rows of the figure, and the accounts: name, unit, divisor, and the number of a row.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 ROWS = ("ac", "skyline", "kvcomm 0.3", "kvcomm 0.5", "kvcomm 0.7", "all layers")
 KVCOMM = ROWS[2:5]
+
+
+@dataclass(frozen=True)
+class Account:
+    """One table of the figure: its name, unit and divisor, and the number of a row."""
+
+    name: str
+    unit: str
+    size: float
+    pick: Callable[[Row], int | None]
+
+
 ACCOUNTS = (
-    ("whole run", "GFLOPs", 1e9, lambda row: row.full.whole),
-    ("excess over AC", "GFLOPs", 1e9, lambda row: row.full.excess),
-    ("excess over AC by the paper's formulas", "G operations", 1e9,
-     lambda row: None if row.paper is None else row.paper.excess),
-    ("message", "MB", 1e6, lambda row: row.message_bytes),
-    ("receiver's memory with weights", "GB", 1e9, lambda row: row.memory.whole),
-    ("receiver's memory, excess over AC", "MB", 1e6, lambda row: row.memory.excess),
+    Account("whole run", "GFLOPs", 1e9, lambda row: row.full.whole),
+    Account("excess over AC", "GFLOPs", 1e9, lambda row: row.full.excess),
+    Account(
+        "excess over AC by the paper's formulas", "G operations", 1e9,
+        lambda row: None if row.paper is None else row.paper.excess,
+    ),
+    Account("message", "MB", 1e6, lambda row: row.message_bytes),
+    Account("receiver's memory with weights", "GB", 1e9, lambda row: row.memory.whole),
+    Account("receiver's memory, excess over AC", "MB", 1e6, lambda row: row.memory.excess),
 )  # fmt: skip
+
+#: Those that are drawn.
+DRAWN = ("whole run", "excess over AC", "receiver's memory, excess over AC")
 
 
 def build(runs: Runs, exhibit: Exhibit) -> Built:
@@ -41,24 +63,21 @@ def build(runs: Runs, exhibit: Exhibit) -> Built:
         sheets[found.task.name] = cost_sheet.sheet(
             tables.models(runs), shape, lengths, setting=setting
         )
-    made = tuple(_table(runs, exhibit, sheets, *account) for account in ACCOUNTS)
+    made = tuple(_table(runs, exhibit, sheets, account) for account in ACCOUNTS)
 
-    def draw():
-        from kvcomm.reproduce.figures import Bars
-        from kvcomm.reproduce.figures import draw as drawn
+    def draw() -> "Figure":
+        from kvcomm.reproduce import figures
 
-        parts = [
-            Bars(
-                f"{HEADINGS.get(task, task)}: {table.measure}", unit, ROWS,
-                tuple(None if (c := table.cell(row, task).measured) is None else c.value
-                      for row in ROWS),
-            )
-            for task in sheets
-            for table, (_, unit, _, _) in zip(made, ACCOUNTS, strict=True)
-            if table.measure in ("whole run", "excess over AC", "receiver's memory, excess over AC")
-        ]  # fmt: skip
+        parts = []
+        for task in sheets:
+            for table, account in zip(made, ACCOUNTS, strict=True):
+                if account.name in DRAWN:
+                    found = [table.cell(row, task).measured for row in ROWS]
+                    values = tuple(None if one is None else one.value for one in found)
+                    title = f"{HEADINGS.get(task, task)}: {account.name}"
+                    parts.append(figures.Bars(title, account.unit, ROWS, values))
         foot = f"{tables.models(runs)}; analytic, one record of mean length; every prefill in full"
-        return drawn(parts, f"Figure 8. {exhibit.title}", foot)
+        return figures.draw(parts, f"Figure 8. {exhibit.title}", foot)
 
     return Built(made, (), draw, _verdicts(sheets))
 
@@ -73,23 +92,24 @@ def _lengths(runs: Runs, found: Data) -> cost.Lengths:
     )
 
 
-def _table(runs: Runs, exhibit: Exhibit, sheets: dict[str, Sheet], name, unit, size, pick) -> Table:
+def _table(runs: Runs, exhibit: Exhibit, sheets: dict[str, Sheet], account: Account) -> Table:
     nothing = float("nan")
     cells = {}
     for task, sheet in sheets.items():
         n = len(runs.data(task).plan.scored)
         for label in ROWS:
-            value = pick(sheet.row(label))
+            value = account.pick(sheet.row(label))
             if value is not None:
-                cells[label, task] = Cell(Interval(value / size, nothing, nothing, n))
+                cells[label, task] = Cell(Interval(value / account.size, nothing, nothing, n))
     lengths = "; ".join(
         f"{HEADINGS.get(task, task)} {one.lengths.context}, {one.lengths.query}, "
         f"{one.lengths.answer}"
         for task, one in sheets.items()
     )
     return Table(
-        title=f"Figure 8. {exhibit.title}: {name}, {unit} per record. {tables.models(runs)}.",
-        measure=name,
+        title=f"Figure 8. {exhibit.title}: {account.name}, {account.unit} per record. "
+        f"{tables.models(runs)}.",
+        measure=account.name,
         corner="method",
         rows=ROWS,
         columns=tuple(sheets),
@@ -156,12 +176,19 @@ def _verdicts(sheets: dict[str, Sheet]) -> tuple[Verdict, ...]:
     return tuple(parts)
 
 
-def _within(rows: list[Row], pick, low: float, high: float, measure: str, unit: str) -> Judged:
+def _within(
+    rows: list[Row],
+    pick: Callable[[Row], float | None],
+    low: float,
+    high: float,
+    measure: str,
+    unit: str,
+) -> Judged:
     """Whether what the rows have lies within a range, to a tenth of its ends."""
     values = [value for row in rows if (value := pick(row)) is not None]
     if not values:
         return Judged(measure, FAILS, None, "KVComm costs no less than AC")
     least, most = min(values), max(values)
     holds = low * 0.9 <= least and most <= high * 1.1
-    why = f"{least:.2f}{unit} to {most:.2f}{unit}"
+    why = f"{least:.2f}{unit} to {most:.2f}{unit}, ends to a tenth"
     return Judged(measure, HOLDS if holds else FAILS, None, why)

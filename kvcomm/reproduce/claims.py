@@ -1,4 +1,4 @@
-"""The paper's claims as data, and whether a reproduction bears them out.
+"""The paper's claims and some of our own as data, and whether a reproduction bears them out.
 
 A claim says which exhibits show it, which two rows it compares (first against second) and how much
 the first has to be ahead: 0 for "better", a little below 0 for "as good as". It holds when the
@@ -215,6 +215,29 @@ CLAIMS: tuple[Claim, ...] = (
             f"at {ratio} of the layers two senders are as good as one",
             ("table-10",),
             ahead(f"kvcomm {ratio} two senders", f"kvcomm {ratio}", as_good=True),
+        )
+        for ratio in RATIOS
+    ),
+    *(
+        Claim(
+            f"control-{name.replace(' ', '-')}", f"{text} helps no more than no message",
+            ("extra-controls",), ahead("baseline", name, as_good=True),
+        )
+        for name, text in (
+            ("wrong context", "K and V of a wrong context"),
+            ("shuffled", "K and V of shuffled tokens"),
+            ("noise", "noise of the same norm"),
+        )
+    ),
+    Claim(
+        "control-random", "the selection is better than other layers of as many bytes",
+        ("extra-controls",), ahead("kvcomm 0.5", "random"),
+    ),
+    *(
+        Claim(
+            f"search-{ratio}",
+            f"at {ratio} of the layers searched ones are better than the selection, on new records",
+            ("extra-search",), ahead(f"search {ratio}", f"attention {ratio}"),
         )
         for ratio in RATIOS
     ),

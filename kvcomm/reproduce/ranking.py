@@ -4,6 +4,7 @@ Owns Kendall's tau-b of the attention mass, and its interval over the calibratio
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from kvcomm.reproduce.runs import Runs
 from kvcomm.reproduce.table import Cell, Table
 from kvcomm.selection import SEED
 from kvcomm.statistics import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Calibration records of each data set.
 RECORDS = 16
@@ -80,7 +84,7 @@ def build(runs: Runs, exhibit: Exhibit) -> Built:
     cells = {place: Cell(tau) for place, tau in taus.items()}
     table = Table(title, "kendall tau", "task", names, names, cells, notes, headings=HEADINGS)
 
-    def draw():
+    def draw() -> "Figure":
         from kvcomm.reproduce.figures import Heat
         from kvcomm.reproduce.figures import draw as drawn
 

@@ -6,12 +6,18 @@ that is drawn of it. What is on the axes and what is run say sweeps.py and curve
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvcomm.reproduce import tables
 from kvcomm.reproduce.exhibit import HEADINGS, Built, Exhibit
 from kvcomm.reproduce.measures import MEASURES, PUBLISHED, RECOVERED, Results
 from kvcomm.reproduce.runs import Runs
 from kvcomm.reproduce.table import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from kvcomm.reproduce.figures import Heat, Panel
 
 #: What a measure is called on an axis.
 AXIS = {RECOVERED: "recovered (0 baseline, 1 skyline)"}
@@ -25,7 +31,7 @@ class Curves:
     """What is on the axes of a figure.
 
     x_label: what x is. x: its values. names: of the curves. row: the row of results that a curve
-    has at x; "" for none. log: x grows by factors. labels: how x is written in the table.
+    has at x; "" for none. log: x grows by factors.
     """
 
     x_label: str
@@ -72,7 +78,7 @@ def build(
                     one, measure, part, notes,
                 )))  # fmt: skip
 
-    def draw():
+    def draw() -> "Figure":
         from kvcomm.reproduce import figures
 
         drawn = [_part(one, measure, part, table) for one, measure, part, table in made]
@@ -125,7 +131,7 @@ def _title_of(results: Results, measure: str, table: Table) -> str:
     return f"{task}, n = {n}{helpless}"
 
 
-def _part(results: Results, measure: str, part: Curves | Map, table: Table):
+def _part(results: Results, measure: str, part: Curves | Map, table: Table) -> "Panel | Heat":
     from kvcomm.reproduce.figures import Heat, Line, Panel
 
     title = _title_of(results, measure, table)

@@ -26,8 +26,8 @@ def write(exhibit: Exhibit, built: Built, verdicts: Sequence[Verdict], out: Path
     }
     lines = [one.line for one in verdicts]
     if lines:
-        forms["txt"] += "\nClaims of the paper\n\n" + "\n".join(lines) + "\n"
-        forms["md"] += "\n#### Claims of the paper\n\n" + "\n".join(f"- {x}" for x in lines) + "\n"
+        forms["txt"] += "\nClaims\n\n" + "\n".join(lines) + "\n"
+        forms["md"] += "\n#### Claims\n\n" + "\n".join(f"- {x}" for x in lines) + "\n"
         escaped = [f"{table.latex_text(line)}\\par" for line in lines]
         forms["tex"] += "\n" + "\n".join(escaped) + "\n"
     forms["csv"] = table.csv_text(exhibit.name, built.tables)
