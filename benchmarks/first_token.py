@@ -327,78 +327,88 @@ def percent(interval: Mapping[str, float]) -> str:
     return f"{interval['value']:.0%} [{interval['low']:.0%}..{interval['high']:.0%}]"
 
 
+def line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     """Markdown of all models."""
-    lines = ["| model | task | share of the mass | all layers | without first | only first | n |"]
-    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
-    for document in documents:
-        for task, found in document["tasks"].items():
-            token = found["token"]
-            cells = [document["model"], task, f"{share(found):.0%}"]
-            cells += [percent(token[key]) for key in ("all", "without", "only")]
-            lines.append(" | ".join(["|", *cells, str(token["all"]["n"]), "|"]).strip())
+    every = [(one["model"], *pair) for one in documents for pair in one["tasks"].items()]
+    looked = [(model, found) for model, _, found in every if "singles" in found]
+    lines = [
+        line(("model", "task", "share", "V", "all layers", "without first", "only first", "n")),
+        line(("---", "---", *["---:"] * 6)),
+    ]
+    for model, task, found in every:
+        token, upper = found["token"], len(found["mass"]) // 2
+        cells = [model, task, f"{share(found):.0%}", f"{np.mean(found['norms']['v'][upper:]):.2f}"]
+        cells += [percent(token[key]) for key in ("all", "without", "only")]
+        lines.append(line([*cells, str(token["all"]["n"])]))
     lines += [
         "",
-        "Share of the mass: the first context token's, in the upper half of the layers. Other",
-        "columns: recovered on calibration records by all layers, by all layers without their",
-        "first token, and by the first token of all layers.",
+        "Share: the first context token's, of the mass in the upper half of the layers. V: norm",
+        "of its values there over the mean of other tokens'. Then what is recovered on",
+        "calibration records by all layers, by all layers without their first token, and by the",
+        "first token of all layers.",
         "",
-        "| model | task | ratio | alpha | counted | left out | nll, left out - counted "
-        "| right, N = 1 | 4 | 8 | n |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for document in documents:
-        for task, found in document["tasks"].items():
-            for row in found["rows"]:
-                gap, same = row["gap"], row["layers"]["counted"] == row["layers"]["left out"]
-                cells = [document["model"], task, row["ratio"], f"{row['alpha']:g}"]
-                cells += [percent(row["recovered"][variant]) for variant in VARIANTS]
-                cells.append(f"{gap['value']:+.2f} [{gap['low']:+.2f}..{gap['high']:+.2f}]")
-                cells += [
-                    "same" if same else f"{row['right'][n]:.0%}" if n in row["right"] else "-"
-                    for n in ("1", "4", "8")
-                ]
-                lines.append(" | ".join(["|", *cells, str(found["n"]), "|"]).strip())
+        line(("model", "task", "ratio", "alpha", "counted", "left out", "nll, left out - counted",
+              "right, N = 1", "4", "8", "n")),
+        line(("---", "---", *["---:"] * 9)),
+    ]  # fmt: skip
+    for model, task, found in every:
+        for row in found["rows"]:
+            gap, same = row["gap"], row["layers"]["counted"] == row["layers"]["left out"]
+            cells = [model, task, row["ratio"], f"{row['alpha']:g}"]
+            cells += [percent(row["recovered"][variant]) for variant in VARIANTS]
+            cells.append(f"{gap['value']:+.2f} [{gap['low']:+.2f}..{gap['high']:+.2f}]")
+            for n in ("1", "4", "8"):
+                known = f"{row['right'][n]:.0%}" if n in row["right"] else "-"
+                cells.append("same" if same else known)
+            lines.append(line([*cells, str(found["n"])]))
     lines += [
         "",
         "Counted, left out: recovered on records that nothing was chosen from, by the layers",
         "chosen with the first token counted and left out. Right, N: how often N calibration",
         "records give the lower summed nll to the variant that is better on the scored records.",
         "",
-        "| model | counted, alone | left out, alone | counted, missed | left out, missed |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        line(("model", *(f"{v}{what}" for v in VARIANTS for what in ("", " and first tokens")))),
+        line(("---", *["---:"] * 4)),
     ]
-    for document in documents:
-        for found in document["tasks"].values():
-            if "spearman" in found:
-                cells = [
-                    f"{found['spearman'][what][v]:+.2f}"
-                    for what in ("alone", "left_out")
-                    for v in VARIANTS
-                ]
-                lines.append(" | ".join(["|", document["model"], *cells, "|"]).strip())
+    for model, found in looked:
+        half = next(row for row in found["rows"] if row["ratio"] == "0.5")["recovered"]
+        pairs = [(half[variant], found["with_first"][variant]) for variant in VARIANTS]
+        lines.append(line([model, *(percent(one) for pair in pairs for one in pair)]))
+    lines += [
+        "",
+        "Recovered at ratio 0.5, and when the first token of every other layer is sent as well.",
+        "",
+        line(("model", "counted, alone", "left out, alone", "counted, missed", "left out, missed")),
+        line(("---", *["---:"] * 4)),
+    ]
+    for model, found in looked:
+        ranks = [
+            f"{found['spearman'][what][v]:+.2f}" for what in found["singles"] for v in VARIANTS
+        ]
+        lines.append(line([model, *ranks]))
     lines += [
         "",
         "Rank correlation of the mass with what a layer gains when it is sent alone, and costs",
         "when it is the one left out.",
         "",
-        "| model | nothing sent | all | lower half | upper half | layer 0 |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        line(("model", "nothing sent", "all", "lower half", "upper half", "layer 0")),
+        line(("---", *["---:"] * 5)),
     ]
-    for document in documents:
-        for found in document["tasks"].values():
-            if "own_sink" in found:
-                cells = [f"{max(row):.0f}" for row in found["own_sink"].values()]
-                lines.append(" | ".join(["|", document["model"], *cells, "|"]).strip())
-    return [
-        *lines,
+    for model, found in looked:
+        lines.append(line([model, *(f"{max(row):.0f}" for row in found["own_sink"].values())]))
+    lines += [
         "",
         "Norm of the hidden state of the question's first token over the median token's, in the",
         "layer where that is largest, by what the receiver is sent.",
-        "",
-        *(f"    {one['command']}\n\n{json.dumps(one['machine'])}, {one['seconds']:.0f} s for "
-          f"{one['model']}.\n" for one in documents),
-    ]  # fmt: skip
+    ]
+    for one in documents:
+        machine = f"{json.dumps(one['machine'])}, {one['seconds']:.0f} s for {one['model']}."
+        lines += ["", f"    {one['command']}", "", machine]
+    return lines
 
 
 def main() -> None:
@@ -424,8 +434,9 @@ def main() -> None:
         for task in args.tasks.split(","):
             single = args.singles and task == "hotpotqa"
             known["tasks"][task] = study_task(agents, task, args, single)
-        shown = [Path(part).name if "/" in part else part for part in sys.argv]
-        known |= {"model": name, "command": shlex.join(["python", *shown])}
+        shown = [Path(part).name if "/" in part else part for part in sys.argv[1:]]
+        command = shlex.join(["python", "benchmarks/first_token.py", *shown])
+        known |= {"model": name, "command": command}
         known |= {"machine": environment.machine()}
         known["seconds"] += time.perf_counter() - start
         write_json(path, known)

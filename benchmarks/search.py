@@ -91,7 +91,8 @@ def study(name: str, n_search: int, ratio: str, args: argparse.Namespace) -> dic
     scores = kvcomm.calibrate(sender, receiver, samples)
     sizes = range(1, len(found.layers) + 1)
     choices = {f"search {len(step.layers)}": step.layers for step in found.steps[1:]}
-    choices["search"] = found.layers
+    if args.backward:
+        choices["search, backward"] = found.layers
     for n in (len(found.layers), *[n for n in sizes if n % 3 == 0]):
         choices[f"attention {n}"] = scores.top(count=n)
         choices[f"attention {n}, first token left out"] = scores.skipping(True).top(count=n)
@@ -171,9 +172,9 @@ def main() -> None:
         name, n_search, ratio = part.split(":")
         start = time.perf_counter()
         document = study(name, int(n_search), ratio, args)
-        shown = [Path(part).name if "/" in part else part for part in sys.argv]
+        shown = [Path(part).name if "/" in part else part for part in sys.argv[1:]]
         document |= {
-            "command": shlex.join(["python", *shown]),
+            "command": shlex.join(["python", "benchmarks/search.py", *shown]),
             "machine": environment.machine(),
             "seconds": time.perf_counter() - start,
         }

@@ -19,6 +19,9 @@ from kvcomm.statistics import Interval
 _COLOURS = ("#1f5fa8", "#c8641e", "#2f8f5b", "#8a4fa3", "#7a6a58", "#b03a5b", "#4a9fb5", "#666666")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 
+#: More values of x than this are not all written below the axis.
+MOST_TICKS = 12
+
 
 @dataclass(frozen=True)
 class Line:
@@ -105,12 +108,14 @@ def _curves(axes: Axes, panel: Panel) -> None:
             name, (1, level), xycoords=("axes fraction", "data"), xytext=(-3, 2),
             textcoords="offset points", ha="right", va="bottom", color="#666666", fontsize=8,
         )  # fmt: skip
+    ticks = sorted({x for line in panel.lines for x in line.x})
     if panel.log:
-        ticks = sorted({x for line in panel.lines for x in line.x})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
         axes.minorticks_off()
-    elif all(float(x).is_integer() for line in panel.lines for x in line.x):
+    elif len(ticks) <= MOST_TICKS:
+        axes.set_xticks(ticks)
+    else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(panel.x_label, fontsize=9)
     axes.set_ylabel(panel.y_label, fontsize=9)
