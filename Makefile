@@ -16,6 +16,7 @@ help:
 	@echo "make demo      answer the shipped questions with every method; table and HTML report"
 	@echo "make test      run the tests (DEVICE=cpu, or guard)"
 	@echo "make parity    compare with every recording in ../shared, both models"
+	@echo "make notebooks run the notebooks and store their outputs"
 	@echo "make build     install the package, editable, into $(VENV)"
 	@echo "make c-tests   the C unit tests, without Python"
 	@echo "make sanitize  the C unit tests under address, undefined-behaviour and thread sanitizers"
@@ -50,6 +51,9 @@ test: build
 # Every recording of ../shared/reference, both models: about eight minutes.
 parity: build
 	KVCOMM_TEST_FULL=1 $(BIN)/python -m pytest -q tests/test_parity.py
+
+notebooks: build
+	$(BIN)/python notebooks/run.py
 
 lint: $(VENV)/linters
 	$(BIN)/ruff check .
@@ -104,5 +108,5 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info kvcomm/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo test parity lint c-tests sanitize abi-check package clean
+.PHONY: help build demo test parity notebooks lint c-tests sanitize abi-check package clean
 .DEFAULT_GOAL := help

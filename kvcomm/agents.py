@@ -398,21 +398,26 @@ class Receiver:
         return call.shaped(np.split(out, ends[:-1]))
 
     def mass(
-        self, question: Any, packet: Any, *, skip_first: bool | None = None, **options: Any
+        self, question: Any, packet: Any, *, skip_first: bool | int | None = None, **options: Any
     ) -> Any:
         """Attention that the question pays to the packet, float64 [n_layers, n_heads].
 
         Per layer and head of this model the weight on the context, mean over the question's
         tokens (method.md section 4). Preset reference measures it with the published softmax and
-        without the first context token; `skip_first` decides the latter in either preset. A list
-        of questions gives a list of arrays.
+        without the first context token; `skip_first` decides the latter in either preset, as the
+        number of first context tokens that do not count (True is 1). A list of questions gives a
+        list of arrays.
 
         Raises
         ------
         ValueError
-            Preset reference and a question of one token, which it takes for a decode step and
-            does not measure.
+            A negative number, or preset reference and a question of one token, which it takes for a
+            decode step and does not measure.
         """
+        if skip_first is not None and not isinstance(skip_first, int):
+            raise TypeError(f"skip_first: expected a number of tokens, found {skip_first!r}")
+        if skip_first is not None and skip_first < 0:
+            raise ValueError(f"skip_first: {skip_first} is negative")
         call = _Call(self, question, packet, options)
         if not call.turns:
             return []

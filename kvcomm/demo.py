@@ -58,11 +58,7 @@ def run(
         methods(("baseline", "skyline", "kvcomm"), OPTIONS),
         out,
         batch_size=BATCH_SIZE,
-        about={
-            "data": f"shipped questions, {QUESTIONS}",
-            "context": "gold",
-            "published_protocol": False,
-        },
+        about={"data": f"shipped questions, {QUESTIONS}", "context": "gold"},
         command=("kvcomm", "demo", "--model", model_name)
         + (() if limit is None else ("--limit", str(limit))),
         progress=True,

@@ -186,6 +186,7 @@ def _settings(bench: Bench, task: Task, plan: Plan, calibrated: bool) -> dict[st
         "max_new_tokens": bench.max_new_tokens,
         "n_records": len(plan.scored),
         "records_sha256": _digest([asdict(one) for one in plan.scored]),
+        "published_protocol": plan.published,
         "calibration": [one.id for one in plan.calibration],
         "calibration_sha256": None if given is None else _digest(given.sample_mass),
         "kvcomm": environment.versions()["kvcomm"],
@@ -280,7 +281,8 @@ def _answer(
 
     with Log(out, keep) as log, _bar(len(wanted), len(done), progress) as bar:
         if log.n_damaged:
-            note(f"{log.path}: dropped {log.n_damaged} damaged lines of an earlier run")
+            damaged = f"{log.n_damaged} damaged line{'s' * (log.n_damaged > 1)}"
+            note(f"{log.path}: dropped {damaged} of an earlier run")
         if log.n_dropped:
             note(f"{log.path}: doing {log.n_dropped} failed, repeated or foreign records again")
         if done:
@@ -292,7 +294,7 @@ def _answer(
             for row in rows:
                 todo = [n for n in batch if (plan.scored[n].id, row.key) not in done]
                 for number, result in _attempt(row.method, bench, items, todo):
-                    record = log.append(_record(plan.scored[number], row, result, task))
+                    record = log.append(_record(plan.scored[number], row, result, task, bench))
                     bar.set_postfix_str(score.add(record), refresh=False)
                     bar.update()
             bench.forget([items[n] for n in upcoming if isinstance(items[n], Item)])
@@ -356,8 +358,11 @@ def _attempt(
         return [pair for number in numbers for pair in _attempt(method, bench, items, [number])]
 
 
-def _record(example: Example, row: _Row, result: Outcome | Exception, task: Task) -> Record:
-    """A line of the log. A failed record has "error", and null for all that is not known."""
+def _record(
+    example: Example, row: _Row, result: Outcome | Exception, task: Task, bench: Bench
+) -> Record:
+    """A line of the log. A failed record has "error", and null for all that is not known; where no
+    answers are asked for, scores of answers are not known."""
     record: Record = dict.fromkeys(FIELDS) | {
         "id": example.id,
         "index": example.index,
@@ -384,7 +389,7 @@ def _record(example: Example, row: _Row, result: Outcome | Exception, task: Task
         "prompt_sha256": _digest([ids.tolist() for ids in result.prompts]),
         "answer": result.answer,
         "token_ids": result.token_ids,
-        **{name: getattr(judged, name) for name in metrics.NAMES},
+        **({name: getattr(judged, name) for name in metrics.NAMES} if bench.max_new_tokens else {}),
         "nll": result.nll,
         "n_gold_tokens": result.n_gold_tokens,
         "message_bytes": result.message_bytes,
@@ -412,16 +417,16 @@ class _Running:
         label = self._labels[_key(record["method"], record["settings"])]
         nll, scores = self._nll[label], self._scores[label]
         if "error" not in record:
-            scores.append(record[self._metric])
+            scores += [record[self._metric]] if record[self._metric] is not None else []
             if record["nll"] is not None:
                 nll[record["id"]] = record["nll"]
         if not nll:
             return f"{label}: nothing done"
         share = self._recovered(nll)
-        return (
-            f"{label}: {self._metric} {sum(scores) / len(scores):.2f}, "
-            f"nll {sum(nll.values()) / len(nll):.1f}"
-        ) + ("" if share is None else f", recovered {share:.2f}")
+        said = f"{self._metric} {sum(scores) / len(scores):.2f}, " if scores else ""
+        return f"{label}: {said}nll {sum(nll.values()) / len(nll):.1f}" + (
+            "" if share is None else f", recovered {share:.2f}"
+        )
 
     def _recovered(self, nll: Mapping[str, float]) -> float | None:
         baseline, skyline = self._nll.get("baseline", {}), self._nll.get("skyline", {})

@@ -27,12 +27,14 @@ class Plan:
     """Which records do what.
 
     calibration: records that the layers are chosen from; scored: records that methods answer.
-    excluded: ids of records left out, by reason.
+    excluded: ids of records left out, by reason. published: whether calibration records are scored
+    too, as in the published protocol.
     """
 
     calibration: tuple[Example, ...]
     scored: tuple[Example, ...]
     excluded: Mapping[str, tuple[str, ...]]
+    published: bool = False
 
 
 def divide(
@@ -91,7 +93,8 @@ def divide(
     if not scored:
         counts = ", ".join(f"{len(ids)} left out ({why})" for why, ids in excluded.items())
         raise ValueError(f"no record to score: of {len(examples)}, {counts}")
-    return Plan(chosen, tuple(scored[:limit]), {why: tuple(ids) for why, ids in excluded.items()})
+    left_out = {why: tuple(ids) for why, ids in excluded.items()}
+    return Plan(chosen, tuple(scored[:limit]), left_out, published)
 
 
 _ONE_PIECE = "no context for two senders"

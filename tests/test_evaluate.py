@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcomm import prompts
+from kvcomm import metrics, prompts
 from kvcomm.agents import Receiver, Sender
 from kvcomm.evaluate import _key, _Running, evaluate
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, methods
@@ -525,3 +525,13 @@ def test_likelihoods_of_a_real_model_are_the_recorded_ones(
         assert line["n_gold_tokens"] == len(expected["answer_ids"])
         if line["method"] == "kvcomm" and name != "all":
             assert line["settings"]["layers"] == recorded["layers"][name]
+
+
+def test_without_answers_their_scores_are_unknown(run: Any, tmp_path: Path) -> None:
+    summary = run(methods(("baseline", "skyline"), Options()), max_new_tokens=0)
+    for line in lines(tmp_path / "run"):
+        assert line["answer"] == "" and line["token_ids"] == []
+        assert {line[name] for name in metrics.NAMES} == {None}
+        assert line["nll"] > 0
+    for method in summary["methods"]:
+        assert method["match"] is None and method["recovered"] is not None

@@ -93,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         "calibration_data": Path(arguments.calibration or arguments.data).name
         if measured
         else arguments.scores and Path(arguments.scores).name,
-        "published_protocol": arguments.published_protocol,
     }
     out = Path(arguments.out)
     summary = evaluate(

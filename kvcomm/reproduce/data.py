@@ -53,7 +53,7 @@ class Data:
             raise ValueError(
                 f"{self.task.name}: no record is left to score, of {len(self.plan.scored)}"
             )
-        return Plan(calibration, scored, self.plan.excluded)
+        return Plan(calibration, scored, self.plan.excluded, self.published)
 
 
 def read(task: Task, folder: Path, limit: int | None, published: bool) -> Data | None:

@@ -218,10 +218,7 @@ class Runs:
                 # One limit for all groups, so that all of them read the same prompts.
                 max_input_tokens=self._prompt_limit(found),
                 batch_size=request.batch_size,
-                about={
-                    "data": ", ".join(path.name for path in found.files),
-                    "published_protocol": found.published,
-                },
+                about={"data": ", ".join(path.name for path in found.files)},
                 command=self.command,
                 progress=request.progress,
                 note=self._note,
