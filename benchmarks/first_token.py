@@ -128,16 +128,15 @@ class Likelihoods:
         return self.receiver.score(questions, golds, [change(packet) for packet in packets])
 
 
-def recovered(nll: Mapping[str, np.ndarray], key: str) -> statistics.Interval:
-    """Share of what reading the context would have given, sums over records."""
-    below, mine, above = nll["baseline"], nll[key], nll["skyline"]
-    gain, room = below - mine, below - above
-    spread = [
-        gain[rows].sum(axis=1) / room[rows].sum(axis=1) for rows in statistics.draws(len(gain))
-    ]
-    return statistics.interval(
-        float(gain.sum() / room.sum()), np.concatenate(spread), len(gain), 0.95
+def recovered(nll: Mapping[str, np.ndarray], key: str) -> dict[str, float] | None:
+    """Share of what reading the context would have given; None where it would not have helped."""
+    gain, room = nll["baseline"] - nll[key], nll["baseline"] - nll["skyline"]
+    if room.sum() <= 0:
+        return None
+    spread = np.concatenate(
+        [gain[rows].sum(axis=1) / room[rows].sum(axis=1) for rows in statistics.draws(len(gain))]
     )
+    return vars(statistics.interval(float(gain.sum() / room.sum()), spread, len(gain)))
 
 
 # ---- what is looked at ----
@@ -239,7 +238,7 @@ def token_worth(agents: Likelihoods, name: str, examples: Sequence[Any]) -> dict
     }
     nll = agents.of(name, examples, messages)
     return {
-        label: vars(recovered(nll, key))
+        label: recovered(nll, key)
         for label, key in zip(("all", "without", "only"), messages, strict=True)
     }
 
@@ -268,6 +267,7 @@ def study_task(
     counted, left_out = (scores[variant].mass for variant in VARIANTS)
     found: dict[str, Any] = {
         "n": len(scored),
+        "n_calibration": len(few),
         "mass": counted.tolist(),
         "first": (counted - left_out).tolist(),
         "norms": norms(agents, few),
@@ -292,9 +292,9 @@ def study_task(
     nll = agents.of(f"{task} scored", scored, messages | sinks)
     tried = {key: one for key, one in messages.items() if key != key_of(everything)}
     guide = agents.of(f"{task} calibration", calibration, tried)
-    found["all_layers"] = vars(recovered(nll, key_of(everything)))
+    found["all_layers"] = recovered(nll, key_of(everything))
     found["with_first"] = {
-        variant: vars(recovered(nll, key)) for variant, key in zip(VARIANTS, sinks, strict=False)
+        variant: recovered(nll, key) for variant, key in zip(VARIANTS, sinks, strict=False)
     }
     found["rows"] = []
     for ratio in ratios:
@@ -306,7 +306,7 @@ def study_task(
                     "ratio": ratio,
                     "alpha": alpha,
                     "layers": {v: chosen[v, ratio, alpha] for v in VARIANTS},
-                    "recovered": {v: vars(recovered(nll, key)) for v, key in keys.items()},
+                    "recovered": {v: recovered(nll, key) for v, key in keys.items()},
                     "gap": vars(statistics.mean(gap)),
                     "right": right(*(guide[key] for key in keys.values()), float(gap.sum())),
                 }
@@ -323,7 +323,9 @@ def share(found: Mapping[str, Any]) -> float:
     return sum(found["first"][half:]) / sum(found["mass"][half:])
 
 
-def percent(interval: Mapping[str, float]) -> str:
+def percent(interval: Mapping[str, float] | None) -> str:
+    if interval is None:
+        return "-"
     return f"{interval['value']:.0%} [{interval['low']:.0%}..{interval['high']:.0%}]"
 
 
@@ -343,13 +345,13 @@ def table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
         token, upper = found["token"], len(found["mass"]) // 2
         cells = [model, task, f"{share(found):.0%}", f"{np.mean(found['norms']['v'][upper:]):.2f}"]
         cells += [percent(token[key]) for key in ("all", "without", "only")]
-        lines.append(line([*cells, str(token["all"]["n"])]))
+        lines.append(line([*cells, str(found["n_calibration"])]))
     lines += [
         "",
         "Share: the first context token's, of the mass in the upper half of the layers. V: norm",
         "of its values there over the mean of other tokens'. Then what is recovered on",
         "calibration records by all layers, by all layers without their first token, and by the",
-        "first token of all layers.",
+        "first token of all layers; - where reading the context does not help at all.",
         "",
         line(("model", "task", "ratio", "alpha", "counted", "left out", "nll, left out - counted",
               "right, N = 1", "4", "8", "n")),
@@ -405,9 +407,9 @@ def table(documents: Sequence[Mapping[str, Any]]) -> list[str]:
         "Norm of the hidden state of the question's first token over the median token's, in the",
         "layer where that is largest, by what the receiver is sent.",
     ]
-    for one in documents:
-        machine = f"{json.dumps(one['machine'])}, {one['seconds']:.0f} s for {one['model']}."
-        lines += ["", f"    {one['command']}", "", machine]
+    for model, task, found in every:
+        machine = f"{json.dumps(found['machine'])}, {found['seconds']:.0f} s for {model}, {task}."
+        lines += ["", f"    {found['command']}", "", machine]
     return lines
 
 
@@ -427,18 +429,20 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for name in filter(None, args.models.split(",")):
-        start, path = time.perf_counter(), args.out / f"first_token-{name}.json"
-        known = json.loads(path.read_text()) if path.exists() else {"tasks": {}, "seconds": 0.0}
+        path = args.out / f"first_token-{name}.json"
+        known = json.loads(path.read_text()) if path.exists() else {"model": name, "tasks": {}}
         model = kvcomm.Model.load(name, dtype=args.dtype)
         agents = Likelihoods(model, args.out / f"first_token-{name}-nll.json")
-        for task in args.tasks.split(","):
-            single = args.singles and task == "hotpotqa"
-            known["tasks"][task] = study_task(agents, task, args, single)
         shown = [Path(part).name if "/" in part else part for part in sys.argv[1:]]
-        command = shlex.join(["python", "benchmarks/first_token.py", *shown])
-        known |= {"model": name, "command": command}
-        known |= {"machine": environment.machine()}
-        known["seconds"] += time.perf_counter() - start
+        for task in args.tasks.split(","):
+            start = time.perf_counter()
+            found = study_task(agents, task, args, args.singles and task == "hotpotqa")
+            known["tasks"][task] = found | {
+                "command": shlex.join(["python", "benchmarks/first_token.py", *shown]),
+                "machine": environment.machine(),
+                "seconds": time.perf_counter() - start,
+            }
+        known["n_layers"] = model.n_layers
         write_json(path, known)
     documents = [
         json.loads(path.read_text())

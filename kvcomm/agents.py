@@ -42,10 +42,10 @@ from kvcomm.packet import (
 )
 from kvcomm.prefilled import Prefilled
 from kvcomm.turns import (
+    Counted,
     Message,
     Packets,
     Question,
-    Tally,
     Turn,
     answer_ids,
     common_preset,
@@ -69,7 +69,7 @@ def published_layer_map(n_sender: int, n_receiver: int) -> tuple[int, ...]:
 # ---- sending -------------------------------------------------------------------------------
 
 
-class Sender:
+class Sender(Counted):
     """A model that reads contexts and hands over its K and V.
 
     Parameters
@@ -82,19 +82,10 @@ class Sender:
     """
 
     def __init__(self, model: "Model", *, tokenizer: "Tokenizer | None" = None) -> None:
+        super().__init__()
         self.model = model
         self.tokenizer = model.tokenizer if tokenizer is None else tokenizer
         self.origin = Origin.of(model)
-        self.tally = Tally()
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """Tokens and FLOPs that the core counted in all calls so far; see `Tally`."""
-        return self.tally.counts
-
-    def count(self, workspace: Workspace) -> None:
-        """Add what a workspace that a method made for itself has counted, once it is done."""
-        self.tally.add(workspace.counts)
 
     def read(
         self,
@@ -210,7 +201,7 @@ def _fit(
 # ---- receiving -----------------------------------------------------------------------------
 
 
-class Receiver:
+class Receiver(Counted):
     """A model that answers questions from the packets of senders.
 
     Every method takes these options besides its own.
@@ -237,19 +228,10 @@ class Receiver:
     """
 
     def __init__(self, model: "Model", *, any_tokenizer: bool = False) -> None:
+        super().__init__()
         self.model = model
         self.any_tokenizer = any_tokenizer
         self.origin = Origin.of(model)
-        self.tally = Tally()
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """Tokens and FLOPs that the core counted in all calls so far; see `Tally`."""
-        return self.tally.counts
-
-    def count(self, workspace: Workspace) -> None:
-        """Add what a workspace that a method made for itself has counted, once it is done."""
-        self.tally.add(workspace.counts)
 
     def answer(
         self,
@@ -303,7 +285,7 @@ class Receiver:
             A packet that does not fit this model; the message names both sides.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
-        call = _Call(self, question, packet, options)
+        call = Call(self, question, packet, options)
         prefilled = call.prefill()
         decoding = prefilled.decode(max_new_tokens, sampling, stop)
         for number, piece in decoding:
@@ -328,7 +310,7 @@ class Receiver:
         if not is_single(question):
             raise TypeError("question: stream takes one question, found a list")
         sampling = Sampling(temperature, top_k, top_p, seed)
-        call = _Call(self, question, packet, options)
+        call = Call(self, question, packet, options)
         return _streamed(call, max_new_tokens, sampling, stop)
 
     def prefill(self, question: Any, packet: Any = None, **options: Any) -> Prefilled:
@@ -337,7 +319,7 @@ class Receiver:
         `answer` and `score` from here cost no second prefill. Parameters and errors as for
         `answer`; one question is a batch of one.
         """
-        return _Call(self, question, packet, options).prefill()
+        return Call(self, question, packet, options).prefill()
 
     def score(self, question: Any, answer: Any, packet: Any = None, **options: Any) -> Any:
         """Likelihood of a given answer, teacher-forced after the question's prompt.
@@ -362,7 +344,7 @@ class Receiver:
         NumericError
             A likelihood that is not a number.
         """
-        call = _Call(self, question, packet, options)
+        call = Call(self, question, packet, options)
         golds = [answer] if call.single else answer
         if not isinstance(golds, (list, tuple)):
             raise TypeError(f"answer: expected one per question, found {type(golds).__name__}")
@@ -381,7 +363,7 @@ class Receiver:
         all: of every token of the question's prompt, [Q, vocab_size]. A list of questions gives
         a list of arrays.
         """
-        call = _Call(self, question, packet, options)
+        call = Call(self, question, packet, options)
         if not call.turns:
             return []
         out, _ = call.workspace.forward(
@@ -418,7 +400,7 @@ class Receiver:
             raise TypeError(f"skip_first: expected a number of tokens, found {skip_first!r}")
         if skip_first is not None and skip_first < 0:
             raise ValueError(f"skip_first: {skip_first} is negative")
-        call = _Call(self, question, packet, options)
+        call = Call(self, question, packet, options)
         if not call.turns:
             return []
         published = call.preset == "reference"
@@ -543,7 +525,7 @@ def _published_slack(held: Sequence[int], n_query: int, shift_back: bool) -> lis
 _OPTIONS = ("message", "preset", "shift_back", "layer_map", "positions")
 
 
-class _Call:
+class Call:
     """The questions of one call, each in a session of its own behind its packets."""
 
     def __init__(
@@ -592,7 +574,7 @@ class _Call:
 
 
 def _streamed(
-    call: _Call, max_new_tokens: int, sampling: Sampling, stop: str | Sequence[str]
+    call: Call, max_new_tokens: int, sampling: Sampling, stop: str | Sequence[str]
 ) -> Iterator[str]:
     prefilled = call.prefill()
     yield from prefilled.pieces(prefilled.decode(max_new_tokens, sampling, stop))

@@ -264,7 +264,7 @@ def log_likelihoods(
         [np.empty(len(answer)) for answer in row] for row in answers
     ]
     for number, row in enumerate(results):
-        after_prompt = _log_softmax(logits[number])
+        after_prompt = log_softmax(logits[number])
         for result, answer in zip(row, answers[number], strict=True):
             result[0] = after_prompt[answer[0]]
 
@@ -291,7 +291,7 @@ def log_likelihoods(
     return results
 
 
-def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """[vocab] -> [vocab], in double precision."""
     shifted = logits.astype(np.float64) - logits.max()
     return shifted - np.log(np.exp(shifted).sum())

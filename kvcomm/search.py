@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from kvcomm import prompts
 from kvcomm._core import Session, Workspace
-from kvcomm.agents import _Call
+from kvcomm.agents import Call
 from kvcomm.errors import NumericError
-from kvcomm.generate import _log_softmax
+from kvcomm.generate import log_softmax
 from kvcomm.packet import Packet, Preset, check_layer_map, check_preset
 from kvcomm.selection import layer_count
 from kvcomm.turns import Context, Question, Score, answer_ids, is_ids, prompt_ids
@@ -210,7 +210,7 @@ class _Trials:
             for layers in sets
             for row in self.packets
         ]
-        call = _Call(self.receiver, self.questions * len(sets), packets, self.options)
+        call = Call(self.receiver, self.questions * len(sets), packets, self.options)
         edges = range(first, model.n_layers + 1) if keep else (first, model.n_layers)
         logits, between = _through(
             call.workspace,
@@ -225,7 +225,7 @@ class _Trials:
                 for gold in self.golds]  # fmt: skip
         golds = self.golds * len(sets)
         found = [
-            np.full(len(gold.ids), _log_softmax(logits[row])[gold.ids[0]])
+            np.full(len(gold.ids), log_softmax(logits[row])[gold.ids[0]])
             for row, gold in zip(rows, golds, strict=True)
         ]
         above: list[States] = [list(base.answers[first]) for _ in between]

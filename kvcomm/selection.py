@@ -34,8 +34,8 @@ ALPHA = {"llama": 1.0, "qwen": 0.8, "falcon": 0.8}
 SIGMA = 10.0
 
 #: skip_first "auto" counts the first context token where it holds more than this share of the mass
-#: in the upper half of the layers. smollm2-135m has 0.82, and is lost without the token; Qwen2.5
-#: coders have 0.11 to 0.18, and hardly notice (benchmarks/results/first_token.md).
+#: in the upper half of the layers: smollm2-135m has 0.8 and is lost without the token,
+#: qwen2.5-coder-0.5b has 0.1 and does not miss it (benchmarks/results/first_token-findings.md).
 SINK_SHARE = 0.5
 
 #: Seed of the published random selection.
@@ -223,6 +223,15 @@ def _rank(
     return list(_core.rank(scores, preset=preset))
 
 
+SkipFirst = bool | Literal["auto"] | None
+
+
+def check_skip_first(value: object) -> None:
+    """Refuse what says nothing about the first context token: ValueError."""
+    if value not in (None, "auto", True, False):
+        raise ValueError(f"skip_first: expected true, false, 'auto' or nothing, found {value!r}")
+
+
 @dataclass(frozen=True, eq=False)
 class LayerScores:
     """What a calibration found about a pair of models on a kind of data.
@@ -253,14 +262,22 @@ class LayerScores:
         if self.skip_first is None:
             object.__setattr__(self, "skip_first", self.preset == "reference")
 
-    def skipping(self, first: bool) -> "LayerScores":
+    def skipping(self, first: SkipFirst) -> "LayerScores":
         """The same calibration with the first context token left out of the mass, or counted.
+
+        first: None is the preset's way; "auto" counts the token where attention rests on it, by
+        `SINK_SHARE`.
 
         Raises
         ------
         ValueError
-            The calibration is the other one and does not know the token's share.
+            The calibration is the other one and does not know the token's share, or another value.
         """
+        check_skip_first(first)
+        if first is None:
+            first = self.preset == "reference"
+        elif first == "auto":
+            first = self.first_share <= SINK_SHARE
         if first == self.skip_first:
             return self
         if self.sample_first is None:
@@ -400,7 +417,7 @@ def calibrate(
     preset: Preset = "paper",
     layer_map: Sequence[int] | None = None,
     positions: "Positions" = "published",
-    skip_first: bool | Literal["auto"] | None = None,
+    skip_first: SkipFirst = None,
 ) -> LayerScores:
     """Measure how much the receiver's question looks at the sender's context, layer by layer.
 
@@ -441,10 +458,7 @@ def calibrate(
     """
     check_preset(preset)
     target = check_layer_map(layer_map, sender.model.n_layers, receiver.model.n_layers)
-    if skip_first not in (None, "auto", True, False):
-        raise ValueError(
-            f"skip_first: expected true, false, 'auto' or nothing, found {skip_first!r}"
-        )
+    check_skip_first(skip_first)
     skip = preset == "reference" if skip_first in (None, "auto") else bool(skip_first)
     rows = []
     for context, question in samples:
@@ -479,4 +493,4 @@ def calibrate(
         skip,
         sample_first,
     )
-    return found.skipping(found.first_share <= SINK_SHARE) if skip_first == "auto" else found
+    return found.skipping("auto") if skip_first == "auto" else found

@@ -22,6 +22,7 @@ from kvcomm.generate import StopReason
 from kvcomm.packet import Packet, Preset, check_preset
 
 if TYPE_CHECKING:
+    from kvcomm._core import Workspace
     from kvcomm.model import Model
     from kvcomm.tokenizer import Tokenizer
 
@@ -111,6 +112,28 @@ class Tally:
         """{"tokens", "linear_flops", "attention_flops"} so far; see kvc_counts of kvcomm.h."""
         with self._lock:
             return dict(self._counts)
+
+
+class Counted:
+    """An agent that keeps account of what the core did for it.
+
+    Attributes
+    ----------
+    tally : Tally
+        Of all calls; agents that work as one may share it.
+    """
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Tokens and FLOPs that the core counted in all calls so far."""
+        return self.tally.counts
+
+    def count(self, workspace: "Workspace") -> None:
+        """Add what a workspace that a method made for itself has counted, once it is done."""
+        self.tally.add(workspace.counts)
 
 
 def is_ids(value: object) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 import kvcomm
 from kvcomm import _core
-from kvcomm.agents import _Call
+from kvcomm.agents import Call
 from kvcomm.packet import Packet
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3", "llama3", "yarn", "linear", "falcon3")
@@ -332,7 +332,7 @@ def test_masses_and_scores_do_not_depend_on_the_batch(model_of, family, threads)
 
 def hidden_states(receiver, question, packet, **options):
     """Hidden states leaving each layer, float32 [n_layers, Q, dim]; one layer at a time."""
-    call = _Call(receiver, question, packet, options)
+    call = Call(receiver, question, packet, options)
     entering, states = call.turns[0].ids, []
     for layer in range(receiver.model.n_layers):
         entering, _ = call.workspace.forward(

@@ -1,5 +1,6 @@
 """Layer choice: numbers of layers, every strategy, scores and calibration against the oracle."""
 
+import itertools
 import json
 import math
 import random
@@ -375,3 +376,23 @@ def test_load_refuses(tmp_path: Path, change, message):
     path.write_bytes(b"\xff\x00 not json")
     with pytest.raises(kvcomm.errors.FormatError, match=r"scores\.json"):
         LayerScores.load(path)
+
+
+@pytest.mark.parametrize("value", [-1, -5])
+def test_a_negative_number_of_first_tokens_is_refused(pair, value):
+    _, sender, receiver = pair
+    packet = sender.read([5, 6, 7])
+    with pytest.raises(ValueError, match=f"skip_first: {value} is negative"):
+        receiver.mass([8, 9], packet, skip_first=value)
+    with pytest.raises(TypeError, match="skip_first: expected a number of tokens, found 'auto'"):
+        receiver.mass([8, 9], packet, skip_first="auto")
+
+
+def test_first_tokens_are_left_out_one_by_one(pair):
+    _, sender, receiver = pair
+    packet = sender.read([5, 6, 7])
+    masses = [receiver.mass([8, 9], packet, skip_first=n) for n in range(4)]
+    assert (masses[3] == 0).all()
+    for more, less in itertools.pairwise(masses):
+        assert (more > less).all()
+    np.testing.assert_array_equal(masses[1], receiver.mass([8, 9], packet, skip_first=True))

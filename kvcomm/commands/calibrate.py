@@ -2,6 +2,7 @@
 
 import argparse
 
+from kvcomm.options.choice import FIRST_TOKEN
 from kvcomm.options.data import add_data
 from kvcomm.options.output import add_json, print_json
 from kvcomm.options.pair import add_models, layer_map_of, load_pair
@@ -17,6 +18,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=int, default=1, metavar="N", help="first N records (default 1)"
     )
+    parser.add_argument(
+        "--first-token", choices=tuple(FIRST_TOKEN), metavar="HOW",
+        help="count the first context token in the mass, skip it, or auto (default: as the preset "
+        "does)",
+    )  # fmt: skip
     parser.add_argument("--preset", default="paper", choices=("paper", "reference"))
     parser.add_argument("--alpha", type=float, default=1.0, metavar="A", help="default 1")
     parser.add_argument(
@@ -50,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = Plan(tuple(examples[: arguments.samples]), (), {})
     prompts = Prompts(bench, task, plan, None)
     scores = measure(bench, [prompts.item(n, one) for n, one in enumerate(plan.calibration)])
+    scores = scores.skipping(FIRST_TOKEN.get(arguments.first_token))
     scores.save(arguments.out)
     ranking, mass = scores.ranking(arguments.alpha), scores.mass
     values = scores.scores(arguments.alpha)
@@ -59,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
                 "records": [one.id for one in plan.calibration],
                 "preset": scores.preset,
                 "alpha": arguments.alpha,
+                "skip_first": scores.skip_first,
+                "first_share": scores.first_share,
                 "mass": mass,
                 "scores": values,
                 "ranking": ranking,
@@ -69,5 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
     print("rank  layer  mass      score")
     for rank, layer in enumerate(ranking, 1):
         print(f"{rank:4d}  {layer:5d}  {mass[layer]:.6f}  {values[layer]:.4f}")
-    print(f"{arguments.samples} records, preset {scores.preset}; written to {arguments.out}")
+    first = "left out" if scores.skip_first else "counted"
+    print(
+        f"{arguments.samples} records, preset {scores.preset}; the first context token is {first}, "
+        f"it holds {scores.first_share:.0%} of the mass in the upper half; "
+        f"written to {arguments.out}"
+    )
     return 0

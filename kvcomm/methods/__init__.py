@@ -245,7 +245,8 @@ class Options:
         kvcomm: shares of the layers, as written; of `selection.STRATEGIES`; an explicit list (the
         ends of it for "contiguous"); choose again at every such record.
     skip_first
-        kvcomm: leave the first context token out of the attention mass; None: the preset's way.
+        kvcomm: leave the first context token out of the attention mass; None: the preset's way;
+        "auto": by `selection.SINK_SHARE`.
     senders, positions
         kvcomm, nld, cipher: who reads the context: "one" sender, two ("split", as published) or one
         for each of its "documents"; where the keys of several stand, see `Receiver`.
@@ -270,7 +271,7 @@ class Options:
     shift_back: bool = False
     online: int | None = None
     seed: int = 42
-    skip_first: bool | None = None
+    skip_first: bool | Literal["auto"] | None = None
     senders: Senders = "one"
     positions: Positions = "published"
     search_records: int = 6

@@ -33,6 +33,9 @@ SEARCH_RECORDS = Options.search_records
 #: What tables call a strategy, where that is not its name.
 _SHORT = {"attention_gaussian": "kvcomm", "all": "all layers"}
 
+#: What a label says of `skip_first`.
+_FIRST = {None: None, True: "skip first", False: "count first", "auto": "auto first"}
+
 
 @dataclass(frozen=True, eq=False)
 class Message:
@@ -110,8 +113,8 @@ class KVComm(Method):
         Who reads the context: "one" sender; "split", two, as published; "documents", one for each
         piece of it. Layers are then chosen by what the question pays to all of them together.
     skip_first
-        Leave the first context token out of the mass that layers are chosen by; None: the preset's
-        way.
+        Leave the first context token out of the mass that layers are chosen by, as for
+        `selection.calibrate`.
     search_records, beam, backward
         Of strategy "search": how many calibration records it goes by, and how it goes.
     """
@@ -126,7 +129,7 @@ class KVComm(Method):
     seed: int = selection.SEED
     senders: Senders = "one"
     positions: Positions = "published"
-    skip_first: bool | None = None
+    skip_first: selection.SkipFirst = None
     search_records: int = SEARCH_RECORDS
     beam: int = 1
     backward: bool = False
@@ -142,6 +145,7 @@ class KVComm(Method):
             value = getattr(self, field)
             if value not in known:
                 raise ValueError(f"{field}: expected one of {', '.join(known)}, found {value!r}")
+        selection.check_skip_first(self.skip_first)
         if self.online is not None and self.online < 1:
             raise ValueError(f"online: expected a number of records above 0, found {self.online}")
         if self.strategy in ("layers", "contiguous") and not self.given:
@@ -166,7 +170,7 @@ class KVComm(Method):
             f"alpha {self.alpha:g}" if alpha else None,
             f"seed {self.seed}" if seed else None,
             *(self._search_label() if self.strategy == "search" else ()),
-            {None: None, True: "skip first", False: "count first"}[self.skip_first],
+            _FIRST[self.skip_first],
             "shift back" if self.shift_back else None,
             None if self.online is None else f"online {self.online}",
             None if self.senders == "one" else self.senders,

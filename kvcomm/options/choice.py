@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from kvcomm.methods import Options
 
 
+#: What `skip_first` is, by what may be written after `--first-token`.
+FIRST_TOKEN = {"count": False, "skip": True, "auto": "auto"}
+
+
 def add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
     """Which layers are sent. several: ratios and strategies by comma."""
     many = ", several by comma" if several else ""
@@ -26,9 +30,9 @@ def add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
         "random, contiguous (the ends of --layers), attention_level (with --level), layers, all",
     )  # fmt: skip
     group.add_argument(
-        "--skip-first", dest="skip_first", action=argparse.BooleanOptionalAction, default=None,
-        help="leave the first context token out of the attention mass, or count it (default: as "
-        "the preset does)",
+        "--first-token", choices=tuple(FIRST_TOKEN), metavar="HOW",
+        help="count the first context token in the attention mass, skip it, or auto: count it "
+        "where attention rests on it (default: as the preset does)",
     )  # fmt: skip
     group.add_argument(
         "--alpha", type=float, default=1.0, metavar="A",
@@ -145,7 +149,7 @@ def options_of(arguments: argparse.Namespace) -> "Options":
         level=arguments.level,
         shift_back=arguments.shift_back,
         seed=arguments.seed,
-        skip_first=arguments.skip_first,
+        skip_first=FIRST_TOKEN.get(arguments.first_token),
         **{
             field: getattr(arguments, option)
             for field, option in (_METHOD_OPTIONS.items() if "methods" in arguments else ())
