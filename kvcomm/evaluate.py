@@ -26,7 +26,7 @@ from kvcomm.plan import Plan, Prompts
 from kvcomm.records import Log, Record, dumps, locked, write_json
 from kvcomm.runs import CALIBRATION, SUMMARY, enter, read_run
 from kvcomm.selection import LayerScores
-from kvcomm.summary import summarise, variant
+from kvcomm.summary import row_key, summarise
 from kvcomm.tasks import Example, Task
 
 #: K and V that the prompts of one batch may take; longer records make smaller batches.
@@ -245,11 +245,7 @@ class _Row:
     @classmethod
     def of(cls, method: Method) -> "_Row":
         settings = json.loads(dumps(method.settings))
-        return cls(method, settings, _key(method.name, settings))
-
-
-def _key(method: str, settings: Mapping[str, Any]) -> str:
-    return dumps([method, variant(settings)], sort_keys=True)
+        return cls(method, settings, row_key(method.name, settings))
 
 
 def _answer(
@@ -273,7 +269,7 @@ def _answer(
     def keep(record: Record) -> bool:
         if not record.keys() >= set(FIELDS) or "error" in record:
             return False
-        key = record["id"], _key(record["method"], record["settings"])
+        key = record["id"], row_key(record["method"], record["settings"])
         if key not in wanted or key in done:
             return False
         done.add(key)
@@ -414,7 +410,7 @@ class _Running:
 
     def add(self, record: Record) -> str:
         """Count a record; returns the line to show."""
-        label = self._labels[_key(record["method"], record["settings"])]
+        label = self._labels[row_key(record["method"], record["settings"])]
         nll, scores = self._nll[label], self._scores[label]
         if "error" not in record:
             scores += [record[self._metric]] if record[self._metric] is not None else []

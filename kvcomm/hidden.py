@@ -38,8 +38,12 @@ def check_layer(what: str, layer: int, last: int) -> None:
 
 
 def check_room(model: "Model", n_context: int, n_own: int) -> None:
-    """Refuse prompts that pass the model's last position."""
+    """Refuse a prompt, or a receiver's behind a context, that passes the model's last position."""
     if n_context + n_own > model.max_position:
+        if not n_context:
+            raise ValueError(
+                f"prompt: {n_own} tokens, model {model.name!r} has {model.max_position} positions"
+            )
         raise ValueError(
             f"{n_context} tokens of context and {n_own} of the receiver's make "
             f"{n_context + n_own} positions, receiver {model.name!r} has {model.max_position}"

@@ -185,8 +185,14 @@ class Prompts:
             )
 
     def calibration(self) -> list[Item]:
-        """The items of the records that calibrate, numbered by themselves."""
-        return [self.item(number, one) for number, one in enumerate(self.plan.calibration)]
+        """The items of the records that calibrate, numbered by themselves; errors as of `item`."""
+        items = []
+        for number, one in enumerate(self.plan.calibration):
+            try:
+                items.append(self.item(number, one))
+            except ValueError as error:
+                raise ValueError(f"calibration record {one.id!r}: {error}") from None
+        return items
 
     def item(self, number: int, example: Example) -> Item:
         """The prompts of one record. A record without a context has an empty sender's prompt, and

@@ -1,7 +1,7 @@
 """The plots of a report: scores against bytes, layers sent, mass per layer, time to first token.
 
 Owns how they look. Every plot says its unit, over how many records it is, and what its bars are.
-Needs matplotlib, which is imported here and nowhere else; draws without a display. A plot for
+Needs matplotlib, imported here and in reproduce/figures.py; draws without a display. A plot for
 which the run has no numbers is None.
 """
 
@@ -43,6 +43,7 @@ def svg(figure: Figure) -> str:
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file, at 150 dots per inch; the same on every run."""
     out = io.BytesIO()
+    # Without this the file would name the version of the library that drew it.
     figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
     return out.getvalue()
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvcomm import metrics
 from kvcomm.errors import FormatError
 from kvcomm.records import RECORDS, Record, dumps, parse, write_json
 from kvcomm.selection import LayerScores
+from kvcomm.summary import MEANS
 
 RUN = "run.json"
 SUMMARY = "summary.json"
@@ -30,7 +30,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
-    """A run's settings, with its calibration, and the records of its log.
+    """A run's settings, with its calibration, and the records of its log, in the data's order.
+
+    In the log a failed record that was done again stands at the end. Intervals draw records by
+    their place, and are not to depend on where a run was interrupted.
 
     Raises
     ------
@@ -48,11 +51,11 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
             "mass": scores.mass.tolist(),
             "head_mass": scores.sample_mass.mean(axis=0).tolist(),
         }
-    return run, _read_records(folder / RECORDS)
+    return run, sorted(_read_records(folder / RECORDS), key=lambda record: record["index"])
 
 
 #: Fields of a line of the log that a summary needs.
-_FIELDS = ("id", "method", "settings", *metrics.NAMES, "nll", "message_bytes", "seconds")
+_FIELDS = ("id", "index", "method", "settings", "gold", *MEANS, "seconds")
 
 
 def _read_records(path: Path) -> list[Record]:

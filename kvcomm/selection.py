@@ -26,8 +26,8 @@ from kvcomm.turns import Context, Question, is_ids
 if TYPE_CHECKING:
     from kvcomm.agents import Positions, Receiver, Sender
 
-#: Weight of the attention against the Gaussian, per family of models, as the paper set it. The
-#: default everywhere is 1.0, which is what the published code runs with.
+#: Weight of the attention against the Gaussian, per family of models, as the paper set it;
+#: `kvcomm reproduce` goes by it. The default elsewhere is 1.0, as the published code runs.
 ALPHA = {"llama": 1.0, "qwen": 0.8, "falcon": 0.8}
 
 #: Width of the Gaussian over depth, in layers.
@@ -79,7 +79,8 @@ def layer_count(
         else:
             n_chosen = math.ceil(Fraction(str(ratio)) * n_layers)
     if preset == "reference" and n_chosen == 0:
-        raise ValueError(f"ratio: {ratio} of {n_layers} layers is no layer in preset reference")
+        asked = f"count: {count}" if ratio is None else f"ratio: {ratio}"
+        raise ValueError(f"{asked} of {n_layers} layers is no layer in preset reference")
     return n_chosen
 
 
@@ -228,7 +229,7 @@ SkipFirst = bool | Literal["auto"] | None
 
 def check_skip_first(value: object) -> None:
     """Refuse what says nothing about the first context token: ValueError."""
-    if value not in (None, "auto", True, False):
+    if value is not None and value != "auto" and not isinstance(value, bool):
         raise ValueError(f"skip_first: expected true, false, 'auto' or nothing, found {value!r}")
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvcomm import metrics, statistics
-from kvcomm.records import Record
+from kvcomm.records import Record, dumps
 
 #: Fields of a record whose means a summary has, and those of its "seconds".
 MEANS = (
@@ -75,6 +75,11 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
 def variant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a record's settings that tells variants of a method apart."""
     return {name: value for name, value in settings.items() if name != "layers"}
+
+
+def row_key(method: str, settings: Mapping[str, Any]) -> str:
+    """What all records of one variant of a method have in common."""
+    return dumps([method, variant(settings)], sort_keys=True)
 
 
 def _lines(method: Mapping[str, Any], records: Sequence[Record]) -> list[Record]:

@@ -4,6 +4,7 @@ Owns no test. The suite runs unchanged on another backend with KVCOMM_TEST_DEVIC
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 if str(TESTS) not in sys.path:  # other import modes of pytest do not add it
     sys.path.insert(0, str(TESTS))
+
+# A shell that starts the suite in the background leaves SIGINT ignored, here and in children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -225,7 +225,7 @@ def test_an_unknown_control_is_refused() -> None:
 
 
 def test_findings_say_which_controls_are_not_at_the_baseline() -> None:
-    def span(value: float, low: float, high: float) -> dict[str, float]:
+    def span(value: float | None, low: float | None, high: float | None) -> dict[str, float | None]:
         return {"value": value, "low": low, "high": high, "n": 20}
 
     summary = {
@@ -235,12 +235,15 @@ def test_findings_say_which_controls_are_not_at_the_baseline() -> None:
             {"label": "noise 0.5", "method": "control", "recovered": span(-0.5, -0.9, -0.2)},
             {"label": "wrong context 0.5", "method": "control", "recovered": None},
             {"label": "shuffled 0.5", "method": "control", "recovered": span(0.2, 0.1, 0.3)},
+            # What JSON makes of a share that is not a number.
+            {"label": "random 0.5", "method": "control", "recovered": span(None, None, None)},
         ],
         "comparisons": [
             {"method": "kvcomm 0.5", "control": "random 0.5", "nll_less": span(1, 0.5, 2)},
             {"method": "noise 0.5", "control": "baseline", "nll_less": span(-4, -6, -2)},
             {"method": "wrong context 0.5", "control": "baseline", "nll_less": span(0.1, -1, 1)},
             {"method": "shuffled 0.5", "control": "baseline", "nll_less": span(2, 1.5, 3)},
+            {"method": "random 0.5", "control": "baseline", "nll_less": span(0, -1, 1)},
         ],
     }  # fmt: skip
     assert findings(summary) == [
@@ -249,6 +252,7 @@ def test_findings_say_which_controls_are_not_at_the_baseline() -> None:
         "wrong context 0.5 scores like the baseline: 0.10 nats less per record [-1.00, 1.00], n 20",
         "shuffled 0.5 does not score like the baseline but better: 2.00 nats less per record "
         "[1.50, 3.00], n 20; recovered 20% [10%, 30%]",
+        "random 0.5 scores like the baseline: 0.00 nats less per record [-1.00, 1.00], n 20",
     ]
 
 

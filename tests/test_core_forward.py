@@ -189,7 +189,7 @@ def test_layers_in_two_calls_equal_one(model: _core.Model) -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"output": "probabilities"}, ValueError, "output must be one of none, hidden, logits"),
+        ({"output": "probabilities"}, ValueError, "output must be one of none, hidden, normed, "),
         ({"output": "logits", "outputs": "first"}, ValueError, "outputs must be one of last, all"),
         ({"output": "logits", "outputs": [[3]]}, ValueError, "row 0: output 3 at place 0"),
         ({"output": "logits", "outputs": [[0], [0]]}, ValueError, "outputs has 2 entries, expec"),

@@ -16,12 +16,13 @@ import pytest
 
 from kvcomm import metrics, prompts
 from kvcomm.agents import Receiver, Sender
-from kvcomm.evaluate import _key, _Running, evaluate
+from kvcomm.evaluate import _Running, evaluate
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, methods
 from kvcomm.model import Model
 from kvcomm.plan import divide
 from kvcomm.records import RECORDS, locked, parse
 from kvcomm.runs import CALIBRATION, RUN, SUMMARY, read_run
+from kvcomm.summary import row_key
 from kvcomm.tasks import Example, find
 
 FIELDS = [
@@ -309,7 +310,7 @@ def test_the_running_score_by_hand() -> None:
         scores = {"nll": nll, "match": match}
         return {"id": name, "method": method, "settings": settings, **scores, **more}
 
-    labels = {_key(method, settings): method for method, settings in chosen.items()}
+    labels = {row_key(method, settings): method for method, settings in chosen.items()}
     score = _Running(labels, "match", [line("baseline", "r0", 10.0, 0.0)])
     assert score.add(line("baseline", "r1", 20.0, 1.0)) == "baseline: match 0.50, nll 15.0"
     broken = line("kvcomm", "r0", 0.0, 0.0, error="ValueError: broken")

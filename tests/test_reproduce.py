@@ -141,8 +141,9 @@ def test_tables_share_their_runs(made: Path) -> None:
     place = "recovered", "kvcomm 0.3", "tipsheets"
     assert first[place]["value"] == second[place]["value"] != ""
     assert len(list((made / "runs").glob("tipsheets-*-main"))) == 1
-    # Three ratios each of the selection and of random layers, and all layers, on four records.
-    assert len(logged(made, "tipsheets-*-main")) == 7 * 4
+    # Three ratios of the selection; as many of random layers, and all layers; on four records.
+    assert len(logged(made, "tipsheets-*-main")) == 3 * 4
+    assert len(logged(made, "tipsheets-*-fixed")) == 4 * 4
 
 
 def test_claims_are_told_below_and_kept(made: Path) -> None:
@@ -179,7 +180,7 @@ def test_the_published_protocol_scores_what_it_calibrates_on(
     assert {one["id"] for one in logged(tmp_path, "main")} == {"0", "1", "2", "3", "4"}
     assert "preset reference, published protocol" in (tmp_path / "table-2.txt").read_text()
     # floor(0.7 * 4) = 2 layers, in place of 3.
-    settings = [one["settings"] for one in logged(tmp_path, "main")]
+    settings = [one["settings"] for one in logged(tmp_path, "fixed")]
     random = [one["layers"] for one in settings if one["strategy"] == "random"]
     assert {len(layers) for layers in random} == {1, 2}
 

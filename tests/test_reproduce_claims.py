@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvcomm.reproduce import claims
+from kvcomm.reproduce import claims, sweeps
 from kvcomm.reproduce.claims import FAILS, HOLDS, UNTOLD, Claim, ahead, judge, judged
 from kvcomm.reproduce.measures import PUBLISHED, RECOVERED, Results, advantage
 from kvcomm.reproduce.ranking import kendall, likeness
@@ -79,6 +79,25 @@ def test_a_task_where_reading_does_not_help_says_nothing() -> None:
                         "b": [9.0] * N})  # fmt: skip
     assert not helpless.helps(RECOVERED)
     assert advantage([helpless], "a", "b", RECOVERED) is None
+
+
+def test_a_task_without_context_is_judged_by_its_metric_only() -> None:
+    """Skyline is the baseline there but for rounding, and a share of rounding is no share."""
+    below = noisy(5, 1)
+    mmlu = replace(
+        results({"baseline": below, "skyline": [x - 1e-7 for x in below], "a": noisy(1, 2),
+                 "b": noisy(9, 3)}, "match"),
+        task=find("mmlu"),
+    )  # fmt: skip
+    assert ahead("a", "b")([mmlu], PUBLISHED).verdict == HOLDS
+    assert ahead("a", "b")([mmlu], RECOVERED).verdict == UNTOLD
+
+
+def test_a_chunk_that_failed_on_records_is_not_the_likeliest_for_that() -> None:
+    one = results({"0-0": [2.0, 2.0], "1-1": [3.0], "2-2": [1.0, 4.0]})
+    chunks = {"0-0": (0,), "1-1": (1,), "2-2": (2,)}
+    # Summed over what each has: 4, 3 and 5; on the record that all have: 2, 3 and 1.
+    assert sweeps._best(one, chunks, [1]) == {1: "2-2"}
 
 
 # ---- the rule ------------------------------------------------------------------------------

@@ -140,6 +140,7 @@ def test_the_transcript_gives_the_same_values(
         (("1",), ("smollm2-135m", "llama"), True, "6"),
         (("8",), ("qwen2.5-coder-0.5b", "qwen2"), True, "3"),
         (("1",), ("a", "b", "qwen2"), False, "7"),
+        (("2",), ("qwen2.5-coder-0.5b", "qwen2"), True, "6"),
         (("1",), ("Falcon3-1B", "llama"), False, "8"),
         (("10",), ("x", "y", "llama"), False, "5"),
         ((), ("x",), True, None),

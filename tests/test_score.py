@@ -9,6 +9,7 @@ import pytest
 
 from kvcomm import metrics
 from kvcomm.commands import score
+from kvcomm.commands.report import remade
 from kvcomm.errors import FormatError
 from kvcomm.records import dumps, locked
 from kvcomm.runs import read_run
@@ -147,6 +148,22 @@ def test_reasoning_is_taken_out_and_marked(tmp_path):
     assert "reasoning_cut_off" not in first
     assert (second["match"], second["em"], second["reasoning_cut_off"]) == (0.0, 0.0, True)
     assert "reasoning_cut_off" not in third
+
+
+def test_answers_that_were_not_asked_for_get_no_scores(tmp_path):
+    unasked = [{**one, "answer": "", **dict.fromkeys(metrics.NAMES)} for one in whole()]
+    folder = make(tmp_path / "run", unasked)
+    run = json.loads((folder / "run.json").read_text())
+    run["settings"]["max_new_tokens"] = 0
+    (folder / "run.json").write_text(json.dumps(run))
+    before = (folder / "records.jsonl").read_bytes()
+    assert score.rescore(folder) == (0, 0)
+    assert (folder / "records.jsonl").read_bytes() == before
+
+
+def test_intervals_do_not_depend_on_the_order_in_which_records_were_done(tmp_path):
+    one, other = make(tmp_path / "one", whole()), make(tmp_path / "other", whole()[::-1])
+    assert remade(one)[0] == remade(other)[0]
 
 
 def test_accuracy_needs_the_choices_of_the_line(tmp_path):

@@ -78,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     n_calibration = arguments.calibration_size if measured else 0
     if "search" in (arguments.strategy or ()):
         n_calibration = max(n_calibration, arguments.search_records)
+    if arguments.calibration is not None and not n_calibration:
+        raise ValueError("--calibration: no method of this run calibrates on records")
     plan = divide(
         examples,
         calibration=other,

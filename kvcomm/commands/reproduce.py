@@ -65,8 +65,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "the first records of the data, which are scored too",
     )  # fmt: skip
     how.add_argument(
-        "--alpha", type=float, default=1.0, metavar="A",
-        help="weight of the attention against the Gaussian over depth (default 1)",
+        "--alpha", type=float, metavar="A",
+        help="weight of the attention against the Gaussian over depth (default: the paper's for "
+        "the family, 0.8 for Qwen and Falcon, else 1; in preset reference 1)",
     )  # fmt: skip
     how.add_argument(
         "--score", default="recovered", choices=("recovered", "match"),

@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 def rescore(folder: Path) -> tuple[int, int]:
     """Judge every answer of a log anew and write the log again, whole or not at all.
 
-    Accuracy needs the choices; a line that does not hold them keeps what it has.
+    Accuracy needs the choices; a line that does not hold them keeps what it has. A run that asked
+    for no answers stays as it is.
 
     Returns
     -------
@@ -79,7 +80,10 @@ def rescore(folder: Path) -> tuple[int, int]:
     from kvcomm.packet import write_whole
     from kvcomm.records import RECORDS, dumps, locked
 
-    task = tasks.find(runs.read_settings(folder)["settings"].get("task"))
+    settings = runs.read_settings(folder)["settings"]
+    task = tasks.find(settings.get("task"))
+    if settings.get("max_new_tokens") == 0:
+        return 0, 0
     path = folder / RECORDS
     with locked(folder):
         old = _lines(path)

@@ -152,12 +152,9 @@ class Bench:
             self._made[key] = make()
         return self._made[key]
 
-    def read(self, items: Sequence[Item]) -> list[tuple[Packet, float]]:
-        """Per item a packet of `read_layers` and the seconds that reading took; read once."""
-        return self.read_prompts([item.sender for item in items])
-
     def read_prompts(self, prompts: Sequence[TokenIds]) -> list[tuple[Packet, float]]:
-        """The same for sender's prompts, ids [C]; prompts that are equal are read once."""
+        """Per sender's prompt, ids [C], a packet of `read_layers` and the seconds that its batch
+        took; prompts that are equal are read once."""
         return self._sent.read(
             prompts,
             lambda new: self.sender.read(new, self.read_layers, preset=self.preset),

@@ -47,7 +47,7 @@ class Control(Method):
     kind
         A key of `KINDS`.
     choice
-        The method whose layers are sent, or passed over by "random".
+        The method whose layers are sent; "random" sends others, some of which may be among them.
     seed
         Of the order of tokens, the noise and the layers, with the item's number.
     """
@@ -248,7 +248,7 @@ def findings(summary: Mapping[str, Any]) -> list[str]:
             f"{one['method']} {says}: {less['value']:.2f} nats less per record "
             f"[{less['low']:.2f}, {less['high']:.2f}], n {less['n']}"
         )
-        if share is not None:
+        if share is not None and share["low"] is not None:
             line += f"; recovered {share['value']:.0%} [{share['low']:.0%}, {share['high']:.0%}]"
         found.append(line)
     return found

@@ -4,28 +4,23 @@ Owns what a report takes from the log besides means. Does not score: a line's me
 run wrote.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kvcomm.records import Record, dumps
+from kvcomm.records import Record
 from kvcomm.report.tables import Summary, published_metric
-from kvcomm.summary import variant
+from kvcomm.summary import row_key
 
 
 def by_label(summary: Summary, records: Sequence[Record]) -> dict[str, list[Record]]:
     """The lines of each method of a run, by the method's label."""
-    labels = {_key(m["method"], m["settings"]): m["label"] for m in summary["methods"]}
+    labels = {row_key(m["method"], m["settings"]): m["label"] for m in summary["methods"]}
     found: dict[str, list[Record]] = {m["label"]: [] for m in summary["methods"]}
     for record in records:
-        label = labels.get(_key(record["method"], variant(record["settings"])))
+        label = labels.get(row_key(record["method"], record["settings"]))
         if label is not None:
             found[label].append(record)
     return found
-
-
-def _key(method: str, settings: Mapping[str, Any]) -> str:
-    return dumps([method, settings], sort_keys=True)
 
 
 def layer_shares(summary: Summary, records: Sequence[Record]) -> dict[str, list[float]]:

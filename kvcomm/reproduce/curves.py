@@ -40,7 +40,7 @@ def message_length(runs: Runs, exhibit: Exhibit) -> Built:
         )
         for length in MESSAGES
     ]
-    base = methods.base(runs.request.alpha)
+    base = methods.base(runs.alpha)
     results = [runs.results(one, [base, *groups]) for one in runs.chosen(exhibit)]
     curves = Curves(
         "tokens of a message", tuple(map(float, MESSAGES)), ("nld",),
@@ -54,7 +54,7 @@ def message_length(runs: Runs, exhibit: Exhibit) -> Built:
 
 def online(runs: Runs, exhibit: Exhibit) -> Built:
     """Figure 13: the layers chosen again at every T-th record of two mixed data sets."""
-    alpha, ratio = runs.request.alpha, RATIOS[0]
+    alpha, ratio = runs.alpha, RATIOS[0]
     results, x_of = [], {}
     for found in _mixed(runs, exhibit):
         n = len(found.plan.scored)
@@ -156,7 +156,7 @@ def token_importance(runs: Runs, exhibit: Exhibit) -> Built:
         answers = runs.request.answers or not found.task.needs_context
         steps = "all" if runs.request.grid == 0 else str(runs.request.grid)
         group = Group(f"token-{steps}-{'answers' if answers else 'nll'}", chosen, answers=answers)
-        one = runs.results(found, [methods.base(runs.request.alpha), group])
+        one = runs.results(found, [methods.base(runs.alpha), group])
         rows = {row: one.rows[row] for row in ("baseline", "skyline", *names)}
         rows |= {f"late {token}": rows[f"keep {token} {late}"] for token in TOKENS}
         metric = one.metric if answers else None
@@ -207,7 +207,7 @@ def prepend_hidden(runs: Runs, exhibit: Exhibit) -> Built:
     group = Group(f"prepend-{steps}-{'answers' if answers else 'nll'}", chosen, answers=answers)
     results = []
     for found in runs.chosen(exhibit):
-        one = runs.results(found, [methods.base(runs.request.alpha), group])
+        one = runs.results(found, [methods.base(runs.alpha), group])
         rows = dict(one.rows)
         for name, (k, j) in {
             "early, early": (early, early),
@@ -226,7 +226,7 @@ def prepend_hidden(runs: Runs, exhibit: Exhibit) -> Built:
 
 def search(runs: Runs, exhibit: Exhibit) -> Built:
     """Layers searched by likelihood against the selection, on records that neither saw."""
-    alpha, results, counts = runs.request.alpha, [], []
+    alpha, results, counts = runs.alpha, [], []
     for found in runs.chosen(exhibit):
         n_records = min(Options.search_records, len(found.pool))
         groups = [methods.base(alpha), methods.search(alpha, n_records)]

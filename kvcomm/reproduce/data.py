@@ -31,10 +31,17 @@ class Data:
     pool: tuple[Example, ...]
     published: bool
 
-    def divided(self, n_calibration: int, keep: Callable[[Example], bool] | None = None) -> Plan:
+    def divided(
+        self,
+        n_calibration: int,
+        keep: Callable[[Example], bool] | None = None,
+        *,
+        unseen: bool = False,
+    ) -> Plan:
         """A plan with so many calibration records, or as many as there are.
 
-        keep: which records it is for, scored ones and others.
+        keep: which records it is for, scored ones and others. unseen: those that calibrate are not
+        scored in the published protocol either.
 
         Raises
         ------
@@ -43,7 +50,8 @@ class Data:
         """
         usable = [one for one in self.pool if keep is None or keep(one)]
         calibration = tuple(usable[:n_calibration])
-        taken = set() if self.published else {(one.context, one.question) for one in calibration}
+        published = self.published and not unseen
+        taken = set() if published else {(one.context, one.question) for one in calibration}
         scored = tuple(
             one
             for one in self.plan.scored
@@ -53,7 +61,7 @@ class Data:
             raise ValueError(
                 f"{self.task.name}: no record is left to score, of {len(self.plan.scored)}"
             )
-        return Plan(calibration, scored, self.plan.excluded, self.published)
+        return Plan(calibration, scored, self.plan.excluded, published)
 
 
 def read(task: Task, folder: Path, limit: int | None, published: bool) -> Data | None:

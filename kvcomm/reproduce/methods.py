@@ -22,6 +22,7 @@ class Group:
 
     name: of its folder. methods: by the name of their row. n_calibration: records that calibrate.
     answers: whether they generate answers, or only give likelihoods. keep: which records it is for.
+    unseen: calibration records are not scored, whatever the protocol.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Group:
     n_calibration: int = 1
     answers: bool = True
     keep: Callable[[Example], bool] | None = None
+    unseen: bool = False
 
 
 def _named(rows: Sequence[str], name: str, options: Options) -> dict[str, Method]:
@@ -51,12 +53,21 @@ def base(alpha: float) -> Group:
 
 
 def main(alpha: float) -> Group:
-    """The selection, as many random layers, and all layers."""
-    options = Options(
-        ratios=RATIOS, strategies=("attention_gaussian", "random", "all"), alpha=alpha
-    )
-    rows = (*_ratios("kvcomm"), *_ratios("random"), "all layers")
-    return Group(_at("main", alpha), _named(rows, "kvcomm", options))
+    """The selection."""
+    options = Options(ratios=RATIOS, alpha=alpha)
+    return Group(_at("main", alpha), _named(_ratios("kvcomm"), "kvcomm", options))
+
+
+def fixed(alpha: float) -> Group:
+    """Layers that nothing is measured for: as many random ones, and all."""
+    options = Options(ratios=RATIOS, strategies=("random", "all"))
+    rows = (*_ratios("random"), "all layers")
+    return Group("fixed", _named(rows, "kvcomm", options))
+
+
+def standing(alpha: float) -> list[Group]:
+    """What the main tables begin with."""
+    return [base(alpha), main(alpha), fixed(alpha)]
 
 
 def ac(alpha: float) -> Group:
@@ -65,13 +76,13 @@ def ac(alpha: float) -> Group:
 
 
 def nld(alpha: float) -> Group:
-    """Natural language debate."""
-    return Group("nld", _named(("nld",), "nld", Options()))
+    """Natural language debate; the sender is asked for a summary, as the paper has it."""
+    return Group("nld", _named(("nld",), "nld", Options(sender_aware=True)))
 
 
 def cipher(alpha: float) -> Group:
-    """CIPHER."""
-    return Group("cipher", _named(("cipher",), "cipher", Options()))
+    """CIPHER, with the same request to the sender."""
+    return Group("cipher", _named(("cipher",), "cipher", Options(sender_aware=True)))
 
 
 def shift_back(alpha: float) -> Group:
@@ -82,7 +93,7 @@ def shift_back(alpha: float) -> Group:
 
 def two_senders(name: str, alpha: float) -> Group:
     """A method with the context split between two senders, on records that can be split."""
-    options = Options(ratios=RATIOS, alpha=alpha, senders="split")
+    options = Options(ratios=RATIOS, alpha=alpha, senders="split", sender_aware=True)
     rows = [f"{row} two senders" for row in (_ratios("kvcomm") if name == "kvcomm" else (name,))]
     group = f"{name}-two-senders"
     return Group(
@@ -111,6 +122,7 @@ def search(alpha: float, n_records: int) -> Group:
         },
         n_calibration=n_records,
         answers=False,
+        unseen=True,
     )
 
 

@@ -49,17 +49,22 @@ def check_pair(pair: str) -> None:
         raise ValueError(f"paper pair: expected one of {', '.join(pairs())}, found {pair!r}")
 
 
+def family(names: Sequence[str]) -> str:
+    """The family of models, a key of `CLOSEST`, by their names and types."""
+    text = " ".join(names).lower()
+    return next((name for name in ("qwen", "falcon") if name in text), "llama")
+
+
 def closest_pair(numbers: Sequence[str], names: Sequence[str], same_model: bool) -> str | None:
     """The pair whose values stand beside those of a user's models.
 
     numbers: of the tables looked at; names: of the user's models and their types. The pair of the
-    same family that a table prints, of the same relation where there is one; a Llama pair for other
-    families. None when the tables print no such pair.
+    same family that a table prints, of the same relation where there is one; else a Llama pair,
+    which most tables have. None when the tables print neither.
     """
-    text = " ".join(names).lower()
-    family = next((name for name in ("qwen", "falcon") if name in text), "llama")
     printed = {pair for number in numbers for pair in _document()["tables"].get(number, {})}
-    order = CLOSEST[family][0 if same_model else 1]
+    relation = 0 if same_model else 1
+    order = (*CLOSEST[family(names)][relation], *CLOSEST["llama"][relation])
     return next((pair for pair in order if pair in printed), None)
 
 

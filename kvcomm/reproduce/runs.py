@@ -24,7 +24,7 @@ from kvcomm.methods import Bench, Item
 from kvcomm.model import Model
 from kvcomm.plan import Prompts
 from kvcomm.records import RECORDS, Record, dumps, write_json
-from kvcomm.reproduce import data
+from kvcomm.reproduce import data, paper
 from kvcomm.reproduce.data import Data
 from kvcomm.reproduce.exhibit import Exhibit
 from kvcomm.reproduce.measures import Results
@@ -32,7 +32,7 @@ from kvcomm.reproduce.methods import Group
 from kvcomm.reproduce.request import Request
 from kvcomm.runs import read_run
 from kvcomm.selection import LayerScores
-from kvcomm.summary import variant
+from kvcomm.summary import row_key
 from kvcomm.tasks import Example, Task
 
 #: Seconds of a run so far, and when the part that may be going on began.
@@ -81,6 +81,19 @@ class Runs:
         # The published code renders the sender's prompt with the receiver's tokenizer.
         tokenizer = loaded[-1].tokenizer if self.request.preset == "reference" else None
         return Sender(loaded[0], tokenizer=tokenizer), Receiver(loaded[-1])
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What the models are called, and their types."""
+        types = [str(agent.model.config.raw.get("model_type")) for agent in self.agents]
+        return [*self.request.models, *types]
+
+    @property
+    def alpha(self) -> float:
+        """Weight of the attention against the Gaussian."""
+        if self.request.alpha is not None:
+            return self.request.alpha
+        return selection.ALPHA[paper.family(self.names)] if self.request.preset == "paper" else 1.0
 
     @property
     def n_layers(self) -> int:
@@ -200,7 +213,7 @@ class Runs:
 
     def _run(self, found: Data, group: Group) -> dict[str, dict[str, Record]]:
         task, request = found.task, self.request
-        plan = found.divided(group.n_calibration, group.keep)
+        plan = found.divided(group.n_calibration, group.keep, unseen=group.unseen)
         calibrated = any(method.calibrated for method in group.methods.values())
         folder = self._folder(found, group.name)
         self._note(f"{folder.name}: {len(plan.scored)} records, {len(group.methods)} methods")
@@ -284,16 +297,13 @@ def _size(folder: Path) -> int | None:
 
 def _by_row(methods: Mapping[str, Any], records: Sequence[Record]) -> dict[str, dict[str, Record]]:
     """Records by row and id; a row is known by its method's name and settings."""
-
-    def key(name: str, settings: Mapping[str, Any]) -> str:
-        return dumps([name, variant(settings)], sort_keys=True)
-
-    rows: dict[str, str] = {
-        key(method.name, json.loads(dumps(method.settings))): row for row, method in methods.items()
+    rows = {
+        row_key(method.name, json.loads(dumps(method.settings))): row
+        for row, method in methods.items()
     }
     found: dict[str, dict[str, Record]] = {row: {} for row in methods}
     for record in records:
-        found[rows[key(record["method"], record["settings"])]][record["id"]] = record
+        found[rows[row_key(record["method"], record["settings"])]][record["id"]] = record
     return found
 
 

@@ -5,6 +5,7 @@ what the figures' axes are.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 
 from kvcomm.methods.kvcomm import KVComm
@@ -44,7 +45,7 @@ def run_sets(
         n_calibration=n_calibration,
         answers=answers,
     )
-    ran = runs.results(found, [methods.base(runs.request.alpha), group])
+    ran = runs.results(found, [methods.base(runs.alpha), group])
     rows = {row: ran.rows[row] for row in ("baseline", "skyline")}
     rows |= {setting: ran.rows[repr(layers)] for setting, layers in sets.items()}
     return Results(found.task, rows, ran.metric)
@@ -78,7 +79,7 @@ def contiguous(runs: Runs, exhibit: Exhibit) -> Built:
     results = []
     for found in runs.chosen(exhibit):
         scores = runs.scores(found)
-        chosen = {f"selection {n}": _selected(scores, n, runs.request.alpha) for n in sizes}
+        chosen = {f"selection {n}": _selected(scores, n, runs.alpha) for n in sizes}
         one = run_sets(runs, found, "contiguous", chunks | chosen)
         results.append(_with_means(one, runs.n_layers, chunks, sizes))
     starts, stops = (tuple(map(str, one)) for one in (ends[:-1], [e - 1 for e in ends[1:]]))
@@ -102,11 +103,13 @@ def contiguous(runs: Runs, exhibit: Exhibit) -> Built:
 
 
 def _best(one: Results, chunks: Mapping[str, Layers], sizes: Sequence[int]) -> dict[int, str]:
-    """The likeliest chunk of each size."""
+    """The likeliest chunk of each size, over the records that all chunks have answered."""
+    nlls = {row: one.values(row, "nll") for row in chunks}
+    ids = set.intersection(*(set(nll) for nll in nlls.values()))
     return {
         size: min(
             (row for row, layers in chunks.items() if len(layers) == size),
-            key=lambda row: sum(one.values(row, "nll").values()),
+            key=lambda row: math.fsum(nlls[row][name] for name in ids),
         )
         for size in sizes
     }
@@ -171,7 +174,7 @@ def chunk_starts(runs: Runs, exhibit: Exhibit) -> Built:
     results = []
     for found in runs.chosen(exhibit):
         scores = runs.scores(found)
-        chosen = {f"{n} selected": _selected(scores, n, runs.request.alpha) for n in sizes}
+        chosen = {f"{n} selected": _selected(scores, n, runs.alpha) for n in sizes}
         results.append(run_sets(runs, found, "chunk-starts", chunks | chosen))
     names = tuple(f"{n} {kind}" for n in sizes for kind in ("in a chunk", "selected"))
 
@@ -225,7 +228,7 @@ def calibration(runs: Runs, exhibit: Exhibit) -> Built:
         most = min(MOST, len(found.pool))
         sizes = [2**power for power in range(most.bit_length()) if 2**power <= most]
         sets = {
-            f"{ratio} {size}": runs.scores(found, size).top(ratio, alpha=runs.request.alpha)
+            f"{ratio} {size}": runs.scores(found, size).top(ratio, alpha=runs.alpha)
             for ratio in RATIOS
             for size in sizes
         }
@@ -256,7 +259,7 @@ def first_token(runs: Runs, exhibit: Exhibit) -> Built:
     for found in runs.chosen(exhibit):
         scores = runs.scores(found)
         sets = {
-            f"{name} {ratio}": scores.skipping(skip).top(ratio, alpha=runs.request.alpha)
+            f"{name} {ratio}": scores.skipping(skip).top(ratio, alpha=runs.alpha)
             for name, skip in (("counted", False), ("left out", True))
             for ratio in RATIOS
         }

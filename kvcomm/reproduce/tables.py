@@ -33,7 +33,7 @@ def protocol(runs: Runs) -> str:
         if request.preset == "reference"
         else "calibrated on records that are not scored"
     )
-    return f"preset {request.preset}, {how}, alpha {request.alpha:g}"
+    return f"preset {request.preset}, {how}, alpha {runs.alpha:g}"
 
 
 def models(runs: Runs) -> str:
@@ -56,8 +56,10 @@ def compared(
     printed: numbers of the paper's tables whose values stand beside.
     """
     pair, note = _beside(runs, printed)
-    columns = [name for name in exhibit.tasks if not _unwanted(runs, name)]
     found = {one.task.name: one for one in results}
+    columns = [name for name in exhibit.tasks if not _unwanted(runs, name)]
+    # What the paper does not have can be asked for on any task.
+    columns += [name for name in found if name not in columns]
     failed = [note for one in results for note in one.notes_of_failed]
     helpless = {
         measure: [
@@ -106,8 +108,7 @@ def _beside(runs: Runs, printed: Sequence[str]) -> tuple[str | None, list[str]]:
     request = runs.request
     pair = request.paper_pair
     if pair is None:
-        types = [str(agent.model.config.raw.get("model_type")) for agent in runs.agents]
-        pair = paper.closest_pair(printed, [*request.models, *types], request.same_model)
+        pair = paper.closest_pair(printed, runs.names, request.same_model)
     if pair is None:
         return None, []
     names = paper.pairs()[pair]
@@ -167,8 +168,8 @@ def main(
     """Table 1 or 8: every method on every task."""
 
     def build(runs: Runs, exhibit: Exhibit) -> Built:
-        alpha, wanted = runs.request.alpha, runs.request.methods
-        groups = [methods.base(alpha), methods.main(alpha)]
+        alpha, wanted = runs.alpha, runs.request.methods
+        groups = methods.standing(alpha)
         groups += [make(alpha) for name, make in methods.COMPARED.items() if name in wanted]
         results = [runs.results(one, groups) for one in runs.chosen(exhibit)]
         notes = list(remarks)
@@ -190,8 +191,8 @@ def over_main(
     """A table of rows of the main group, and of one group more."""
 
     def build(runs: Runs, exhibit: Exhibit) -> Built:
-        alpha = runs.request.alpha
-        groups = [methods.base(alpha), methods.main(alpha)]
+        alpha = runs.alpha
+        groups = methods.standing(alpha)
         groups += [] if more is None else [more(alpha)]
         results = [runs.results(one, groups) for one in runs.chosen(exhibit)]
         return Built(
@@ -217,9 +218,9 @@ def two_senders(runs: Runs, exhibit: Exhibit) -> Built:
     """Table 10: the context split between two senders, against one that has all of it."""
     request = runs.request
     wanted = [name for name in ("nld", "cipher") if name in request.methods]
-    groups = [methods.base(request.alpha), methods.main(request.alpha)]
-    groups += [methods.COMPARED[name](request.alpha) for name in wanted]
-    split = [methods.two_senders(name, request.alpha) for name in (*wanted, "kvcomm")]
+    groups = [methods.base(runs.alpha), methods.main(runs.alpha)]
+    groups += [methods.COMPARED[name](runs.alpha) for name in wanted]
+    split = [methods.two_senders(name, runs.alpha) for name in (*wanted, "kvcomm")]
     alone = [*wanted, *(f"kvcomm {ratio}" for ratio in RATIOS)]
     rows = [row for name in alone for row in (name, f"{name} two senders")]
     results = []

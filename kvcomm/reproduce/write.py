@@ -4,7 +4,6 @@ Every file appears whole or not at all, and is the same whenever the runs behind
 holds no times.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,13 +43,10 @@ def write(exhibit: Exhibit, built: Built, verdicts: Sequence[Verdict], out: Path
 
 
 def _draw(built: Built, path: Path) -> list[Path]:
-    from kvcomm.plots import svg
+    from kvcomm.plots import png, svg
 
     figure = built.draw()
-    image = io.BytesIO()
-    # Without this the file would name the version of the library that drew it.
-    figure.savefig(image, format="png", dpi=150, metadata={"Software": None})
     written = [path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")]
-    write_whole(written[0], image.getvalue())
+    write_whole(written[0], png(figure))
     write_whole(written[1], svg(figure).encode())
     return written
