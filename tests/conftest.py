@@ -20,10 +20,22 @@ if str(TESTS) not in sys.path:  # other import modes of pytest do not add it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+DEVICE = os.environ.get("KVCOMM_TEST_DEVICE", "cpu")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On another device only tests that ask for it run: the others would do the same again."""
+    if DEVICE == "cpu":
+        return
+    left_out = [item for item in items if "device" not in item.fixturenames]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if "device" in item.fixturenames]
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """The device that the suite runs on."""
-    return os.environ.get("KVCOMM_TEST_DEVICE", "cpu")
+    return DEVICE
 
 
 @pytest.fixture(scope="session")
