@@ -34,7 +34,7 @@ BATCH_BYTES = 1 << 30
 
 #: Fields of a line of the log, in order. A record that failed has "error" besides; one whose answer
 #: is reasoning that never ended, of which nothing is scored, has "reasoning_cut_off": true; one of
-#: a method that passes text has it as "message".
+#: a method that passes text has it as "message"; "agreement" and "kl" are there where asked for.
 FIELDS = (
     "id", "index", "method", "settings", "prompt_sha256", "question", "answer", "token_ids", "gold",
     *metrics.NAMES, "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens",
@@ -58,6 +58,7 @@ def evaluate(
     batch_size: int = 8,
     seed: int = selection.SEED,
     think: bool | None = None,
+    agreement: bool = False,
     about: Mapping[str, Any] | None = None,
     command: Sequence[str] = (),
     progress: bool = False,
@@ -88,6 +89,8 @@ def evaluate(
     think
         Whether the models think before they answer, which changes prompts as published; None: what
         their names say (`prompts.THINK_MODELS`).
+    agreement
+        Hold every method against skyline's answers, token by token (`kvcomm.agreement`).
     about
         More settings to record and to compare, such as the data file.
     command
@@ -129,6 +132,7 @@ def evaluate(
         max_new_tokens=task.max_new_tokens if max_new_tokens is None else max_new_tokens,
         layer_map=layer_map,
         scores=scores,
+        agreement=agreement,
     )
     calibrated = any(method.calibrated for method in methods)
     if calibrated and scores is None and not plan.calibration:
@@ -146,6 +150,7 @@ def evaluate(
         "settings": {
             **_settings(bench, task, plan, calibrated),
             "max_input_tokens": writer.limit,
+            **({"agreement": True} if agreement else {}),
             "seed": seed,
             **(about or {}),
         },
@@ -378,6 +383,8 @@ def _record(
         record["reasoning_cut_off"] = True
     if result.message is not None:
         record["message"] = result.message
+    if result.agreement is not None:
+        record |= asdict(result.agreement)
     if example.choices:
         record["choices"] = example.choices
     return record | {

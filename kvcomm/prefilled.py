@@ -126,6 +126,34 @@ class Prefilled:
             yield piece
         self._count()
 
+    def follow(
+        self, answers: Sequence[NDArray[np.int32] | None]
+    ) -> Iterator[NDArray[np.float32] | None]:
+        """Raw logits at every token of given answers, each given the tokens before it.
+
+        Parameters
+        ----------
+        answers
+            Per row ids [n], n >= 1, or None for a row that is passed over.
+
+        Yields
+        ------
+        float32 [n, vocab_size] per row, one row at a time; None where there is no answer.
+        """
+        for row, (session, ids) in enumerate(zip(self._sessions, answers, strict=True)):
+            if ids is None:
+                yield None
+                continue
+            session.truncate(self._n_prompt[row])
+            found = self.logits[row][None]
+            if len(ids) > 1:
+                rest, _ = self._workspace.forward(
+                    [session], [ids[:-1]], output="logits", outputs="all"
+                )
+                found = np.concatenate([found, rest])
+            self._count()
+            yield found
+
     def score(self, answers: Sequence[Sequence[NDArray[np.int32]]]) -> list[Score]:
         """Likelihood of given answers, teacher-forced behind the prompt.
 

@@ -17,6 +17,8 @@ from kvcomm.records import Record, dumps
 MEANS = (
     *metrics.NAMES, "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens",
 )  # fmt: skip
+#: Fields that only the records of a run that asks for them have.
+ASKED = ("agreement", "kl")
 SECONDS = ("sender", "transfer", "first_token", "total")
 
 Measured = dict[str, Any] | None
@@ -36,10 +38,10 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
     -------
     dict
         `run`, and per method its settings; the layers sent (None when it sends none, or others for
-        other records); attempted, done and failed; an interval of each of MEANS and SECONDS, and of
-        `recovered`. These are over done records only; None when there are none, `recovered` also
-        without baseline or skyline. "blank_golds" counts the records whose accepted answers are
-        all blank (`metrics.is_blank`). "comparisons" has how much less nll the first method of
+        other records); attempted, done and failed; an interval of each of MEANS, ASKED and SECONDS,
+        and of `recovered`. These are over done records only; None when there are none, `recovered`
+        also without baseline or skyline. "blank_golds" counts the records whose accepted answers
+        are all blank (`metrics.is_blank`). "comparisons" has how much less nll the first method of
         a pair has, record by record: each that chooses by attention against random layers and
         controls of the same ratio, and each control against the baseline.
     """
@@ -59,6 +61,7 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
             "failed": len(lines[label]) - len(done[label]),
             "recovered": _recovered(nll, label, seed),
             **{name: _mean([r[name] for r in done[label]], seed) for name in MEANS},
+            **{name: _mean([r.get(name) for r in done[label]], seed) for name in ASKED},
             **{name: _mean([r["seconds"][name] for r in done[label]], seed) for name in SECONDS},
         }
         for label, method in ((m["label"], m) for m in run["methods"])

@@ -43,6 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of a prompt; longer ones lose their middle (default 64000, or the model's)",
     )  # fmt: skip
     parser.add_argument(
+        "--agreement", action="store_true",
+        help="also compare every method with skyline's own answer, token by token: the share of "
+        "tokens ranked first, and the KL divergence",
+    )  # fmt: skip
+    parser.add_argument(
         "--think", action=argparse.BooleanOptionalAction, default=None,
         help="the models think before they answer: prompts as published for such (default: what "
         "their names say)",
@@ -112,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         seed=arguments.seed,
         think=arguments.think,
+        agreement=arguments.agreement,
         about=about,
         command=("kvcomm", *arguments.argv),
         progress=True,

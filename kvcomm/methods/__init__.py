@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcomm.agents import Positions, Receiver, Sender
+from kvcomm.agreement import MOST_TOKENS, Agreement, Reference, compare
 from kvcomm.packet import Packet, Preset
+from kvcomm.prefilled import Prefilled
 from kvcomm.tasks import Example
 from kvcomm.turns import Answer, Score
 
@@ -80,7 +82,7 @@ class Outcome:
     message_bytes: handed to the receiver. receiver_tokens: prefilled by the receiver. cut_tokens:
     lost from the prompts. prompts: ids of every prompt that a model was given, sender first.
     layers: the layers sent, None where that means nothing. message: the text that was passed, where
-    a method passes text.
+    a method passes text. agreement: with skyline, when the run asks for it.
     """
 
     answer: str
@@ -94,20 +96,30 @@ class Outcome:
     prompts: tuple[TokenIds, ...] = field(repr=False)
     layers: tuple[int, ...] | None = None
     message: str | None = None
+    agreement: Agreement | None = None
 
     @classmethod
-    def of(
-        cls, answer: Answer, score: Score, prompts: tuple[TokenIds, ...], **fields: Any
-    ) -> "Outcome":
-        """From a receiver's answer and its score of the gold answers."""
+    def of(cls, reply: "Reply", prompts: tuple[TokenIds, ...], **fields: Any) -> "Outcome":
+        """From what a receiver replied."""
         return cls(
-            answer=answer.text,
-            token_ids=answer.ids,
-            nll=score.nll,
-            n_gold_tokens=len(score.token_ids),
+            answer=reply.answer.text,
+            token_ids=reply.answer.ids,
+            nll=reply.score.nll,
+            n_gold_tokens=len(reply.score.token_ids),
             prompts=prompts,
+            agreement=reply.agreement,
             **fields,
         )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A receiver's answer to one item, its score of the gold answers, and how it agrees with
+    skyline when the run asks for that."""
+
+    answer: Answer
+    score: Score
+    agreement: Agreement | None
 
 
 @dataclass(eq=False)
@@ -127,6 +139,8 @@ class Bench:
         The items of the calibration records.
     prompts
         What makes items out of records, for methods that write prompts of their own.
+    agreement
+        Whether methods are held against skyline's answers, token by token.
     trial
         Whether settings are only being checked: no model runs, and scores are without meaning.
     """
@@ -141,10 +155,40 @@ class Bench:
     items: Sequence[Item | Exception] = ()
     calibration: Sequence[Item] = ()
     prompts: "Prompts | None" = None
+    agreement: bool = False
     trial: bool = False
+    _references: dict[int, Reference | None] = field(default_factory=dict, repr=False)
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     _sent: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)
     _own: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)
+
+    def replies(self, prefilled: Prefilled, items: Sequence[Item]) -> list[Reply]:
+        """Answer the items from their prefilled prompts, and score what the run asks for."""
+        answers = prefilled.answer(self.max_new_tokens)
+        scores = prefilled.score([item.gold for item in items])
+        agreements: list[Agreement | None] = [None] * len(answers)
+        if self.agreement:
+            references = self._skylines(items)
+            followed = prefilled.follow([None if r is None else r.ids for r in references])
+            agreements = [
+                None if reference is None else compare(reference, logits)
+                for reference, logits in zip(references, followed, strict=True)
+            ]
+        return list(map(Reply, answers, scores, agreements))
+
+    def _skylines(self, items: Sequence[Item]) -> list[Reference | None]:
+        """Skyline's answers to items; None for an empty one."""
+        new = [item for item in items if item.number not in self._references]
+        if new:
+            from kvcomm.methods.skyline import prefill
+
+            prefilled, _ = prefill(self, new)
+            answers = prefilled.answer(min(MOST_TOKENS, self.max_new_tokens))
+            ids = [np.array(answer.ids, np.int32) if answer.ids else None for answer in answers]
+            for item, own, logits in zip(new, ids, prefilled.follow(ids), strict=True):
+                found = None if own is None else Reference.of(own, logits)
+                self._references[item.number] = found
+        return [self._references[item.number] for item in items]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` gives, made at the first call with this key and kept."""
@@ -174,6 +218,7 @@ class Bench:
         """Let the packets go that were read so far, but for those that `upcoming` items read."""
         self._sent.keep(item.sender for item in upcoming)
         self._own.keep(item.skyline[: item.skyline_shared] for item in upcoming)
+        self._references.clear()
 
 
 class _Readings:

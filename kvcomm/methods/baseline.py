@@ -15,21 +15,22 @@ class Baseline(Method):
 
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
         prefilled = bench.receiver.prefill([item.baseline for item in items])
-        answers = prefilled.answer(bench.max_new_tokens)
-        scores = prefilled.score([item.gold for item in items])
+        replies = bench.replies(prefilled, items)
         return [
             Outcome.of(
-                answer,
-                score,
+                reply,
                 (item.baseline,),
                 message_bytes=0,
                 receiver_tokens=len(item.baseline),
                 cut_tokens=0,
                 seconds=Seconds(
-                    0.0, 0.0, answer.stats.first_token_seconds, answer.stats.total_seconds
+                    0.0,
+                    0.0,
+                    reply.answer.stats.first_token_seconds,
+                    reply.answer.stats.total_seconds,
                 ),
             )
-            for item, answer, score in zip(items, answers, scores, strict=True)
+            for item, reply in zip(items, replies, strict=True)
         ]
 
 

@@ -122,20 +122,18 @@ class Cipher(NLD):
         vectors = [[first.message, *messages] for first, messages in zip(own, others, strict=True)]
         thought = time.perf_counter()
         prefilled = splice(bench, texts, vectors)
-        answers = prefilled.answer(bench.max_new_tokens)
-        scores = prefilled.score([item.gold for item in items])
+        replies = bench.replies(prefilled, items)
         return [
             Outcome.of(
-                answer,
-                score,
+                reply,
                 (*parts, item.receiver, *pieces),
                 message_bytes=sum(one.nbytes for one in messages),
-                receiver_tokens=len(item.receiver) + answer.stats.receiver_tokens,
+                receiver_tokens=len(item.receiver) + reply.answer.stats.receiver_tokens,
                 cut_tokens=sender_cut,
-                seconds=phases(started, arrived, thought, answer.stats),
+                seconds=phases(started, arrived, thought, reply.answer.stats),
             )
-            for item, (parts, sender_cut), messages, pieces, answer, score in zip(
-                items, dealt, others, texts, answers, scores, strict=True
+            for item, (parts, sender_cut), messages, pieces, reply in zip(
+                items, dealt, others, texts, replies, strict=True
             )
         ]
 

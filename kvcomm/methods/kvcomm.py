@@ -70,25 +70,23 @@ def exchange(
         layer_map=bench.layer_map,
         positions=positions,
     )
-    answers = prefilled.answer(bench.max_new_tokens)
-    scores = prefilled.score([list(item.gold) for item in items])
+    replies = bench.replies(prefilled, items)
     return [
         Outcome.of(
-            answer,
-            score,
+            reply,
             (*message.prompts, item.receiver),
-            message_bytes=answer.stats.message_bytes,
+            message_bytes=reply.answer.stats.message_bytes,
             receiver_tokens=len(item.receiver),
             cut_tokens=message.cut_tokens,
             seconds=Seconds(
                 message.reading,
                 message.transfer,
-                answer.stats.first_token_seconds,
-                message.reading + message.transfer + answer.stats.total_seconds,
+                reply.answer.stats.first_token_seconds,
+                message.reading + message.transfer + reply.answer.stats.total_seconds,
             ),
             layers=message.layers,
         )
-        for item, message, answer, score in zip(items, messages, answers, scores, strict=True)
+        for item, message, reply in zip(items, messages, replies, strict=True)
     ]
 
 

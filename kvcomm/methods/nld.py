@@ -107,21 +107,19 @@ class NLD(Method):
             refine.append(prompts.fit(prompts.ids(message, "receiver")))
         thought = time.perf_counter()
         prefilled = receiver.prefill([ids for ids, _ in refine])
-        answers = prefilled.answer(bench.max_new_tokens)
-        scores = prefilled.score([item.gold for item in items])
+        replies = bench.replies(prefilled, items)
         return [
             Outcome.of(
-                answer,
-                score,
+                reply,
                 (*parts, item.receiver, ids),
                 message_bytes=sum(len(text.encode()) for text in texts),
                 receiver_tokens=len(item.receiver) + len(ids),
                 cut_tokens=sender_cut + refine_cut,
-                seconds=phases(started, arrived, thought, answer.stats),
+                seconds=phases(started, arrived, thought, reply.answer.stats),
                 message="\n\n".join(texts),
             )
-            for item, (parts, sender_cut), texts, (ids, refine_cut), answer, score in zip(
-                items, dealt, others, refine, answers, scores, strict=True
+            for item, (parts, sender_cut), texts, (ids, refine_cut), reply in zip(
+                items, dealt, others, refine, replies, strict=True
             )
         ]
 

@@ -70,12 +70,10 @@ class PrependHidden(Method):
         prefilled, seconds = self.prefill(
             bench, [item.sender for item in items], [item.receiver for item in items]
         )
-        answers = prefilled.answer(bench.max_new_tokens)
-        scores = prefilled.score([item.gold for item in items])
+        replies = bench.replies(prefilled, items)
         return [
             Outcome.of(
-                answer,
-                score,
+                reply,
                 (item.sender, item.receiver),
                 message_bytes=4 * bench.sender.model.config.core["dim"] * len(item.sender),
                 receiver_tokens=len(item.sender) + len(item.receiver),
@@ -83,11 +81,11 @@ class PrependHidden(Method):
                 seconds=Seconds(
                     seconds,
                     0.0,
-                    answer.stats.first_token_seconds,
-                    seconds + answer.stats.total_seconds,
+                    reply.answer.stats.first_token_seconds,
+                    seconds + reply.answer.stats.total_seconds,
                 ),
             )
-            for item, answer, score in zip(items, answers, scores, strict=True)
+            for item, reply in zip(items, replies, strict=True)
         ]
 
     def prefill(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds
+from kvcomm.prefilled import Prefilled
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,11 @@ class Skyline(Method):
     label = "skyline"
 
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
-        read = bench.read_own([item.skyline[: item.skyline_shared] for item in items])
-        prefilled = bench.receiver.prefill(
-            [item.skyline[item.skyline_shared :] for item in items], [packet for packet, _ in read]
-        )
-        answers = prefilled.answer(bench.max_new_tokens)
-        scores = prefilled.score([item.gold for item in items])
+        prefilled, seconds = prefill(bench, items)
+        replies = bench.replies(prefilled, items)
         return [
             Outcome.of(
-                answer,
-                score,
+                reply,
                 (item.skyline,),
                 message_bytes=0,
                 receiver_tokens=len(item.skyline),
@@ -37,13 +33,22 @@ class Skyline(Method):
                     0.0,
                     0.0,
                     None
-                    if answer.stats.first_token_seconds is None
-                    else seconds + answer.stats.first_token_seconds,
-                    seconds + answer.stats.total_seconds,
+                    if reply.answer.stats.first_token_seconds is None
+                    else seconds + reply.answer.stats.first_token_seconds,
+                    seconds + reply.answer.stats.total_seconds,
                 ),
             )
-            for item, answer, score, (_, seconds) in zip(items, answers, scores, read, strict=True)
+            for item, reply, seconds in zip(items, replies, seconds, strict=True)
         ]
+
+
+def prefill(bench: Bench, items: Sequence[Item]) -> tuple[Prefilled, list[float]]:
+    """The prompts, prefilled, and per item the seconds that its first part took."""
+    read = bench.read_own([item.skyline[: item.skyline_shared] for item in items])
+    prefilled = bench.receiver.prefill(
+        [item.skyline[item.skyline_shared :] for item in items], [packet for packet, _ in read]
+    )
+    return prefilled, [seconds for _, seconds in read]
 
 
 def variants(options: Options) -> list[Method]:

@@ -93,21 +93,22 @@ class TokenImportance(Method):
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
         prompts = [_prompt(item) for item in items]
         prefilled = self.prefill(bench, prompts, [item.number for item in items])
-        answers = prefilled.answer(bench.max_new_tokens)
-        scores = prefilled.score([item.gold for item in items])
+        replies = bench.replies(prefilled, items)
         return [
             Outcome.of(
-                answer,
-                score,
+                reply,
                 (prompt,),
                 message_bytes=0,
                 receiver_tokens=len(prompt),
                 cut_tokens=item.skyline_cut,
                 seconds=Seconds(
-                    0.0, 0.0, answer.stats.first_token_seconds, answer.stats.total_seconds
+                    0.0,
+                    0.0,
+                    reply.answer.stats.first_token_seconds,
+                    reply.answer.stats.total_seconds,
                 ),
             )
-            for item, prompt, answer, score in zip(items, prompts, answers, scores, strict=True)
+            for item, prompt, reply in zip(items, prompts, replies, strict=True)
         ]
 
     def prefill(

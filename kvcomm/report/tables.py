@@ -95,6 +95,8 @@ def columns(summary: Summary) -> list[Column]:
             )
             for name in metrics
         ),
+        Column("agreement", "agreement", rank=6),
+        Column("KL", "kl", rank=6),
         Column("message", "message_bytes", size, interval=False),
         Column("prefilled", "receiver_tokens", decimals(0), interval=False, rank=5),
         Column("first token", "first_token", seconds, interval=False, rank=4),

@@ -15,6 +15,8 @@ _METRICS = {
     "f1": "F1, EM: SQuAD's{rule}.",
     "rouge_l_recall": "ROUGE-L: longest common subsequence of words, recall and F.",
     "published_rouge_l": "published ROUGE-L: recall as the paper's code counts it.",
+    "agreement": "agreement, KL: share of skyline's own tokens that a method ranks first as well, "
+    "and the divergence of its next token from skyline's there, nats.",
     "accuracy": "accuracy: the choice that the answer names is the gold one.",
 }
 
