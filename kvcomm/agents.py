@@ -212,7 +212,8 @@ class Receiver(Counted):
         "paper" or "reference"; None: the packets'. Without packets it decides which ids stop.
     shift_back
         The paper's KVComm-S: in layers that are not selected, the question's positions are not
-        shifted by the context (Table 11).
+        shifted by the context (Table 11). In preset paper these hold nothing of the context, and
+        since rope is relative nothing changes but rounding.
     layer_map
         Receiver layer of each sender layer; needed when the depths differ.
     positions

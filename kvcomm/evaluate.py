@@ -133,6 +133,7 @@ def evaluate(
         layer_map=layer_map,
         scores=scores,
         agreement=agreement,
+        note=note,
     )
     calibrated = any(method.calibrated for method in methods)
     if calibrated and scores is None and not plan.calibration:
@@ -223,6 +224,7 @@ def _calibration(bench: Bench, path: Path, resumed: bool) -> LayerScores:
         return LayerScores.load(path)
     scores = bench.scores
     if scores is None:
+        bench.note(f"calibrating on {len(bench.calibration)} records")
         scores = measure(bench, bench.calibration)
     scores.save(path)
     return scores

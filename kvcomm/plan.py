@@ -181,7 +181,8 @@ class Prompts:
         """Refuse a method that hands a context over, for a task that has none."""
         if not self._task.needs_context:
             raise ValueError(
-                f"method: {label!r} hands a context over, and task {self._task.name!r} has none"
+                f"method: {label!r} hands a context over, and task {self._task.name!r} has none: "
+                "baseline and token_importance do without"
             )
 
     def calibration(self) -> list[Item]:

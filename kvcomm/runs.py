@@ -17,7 +17,7 @@ from typing import Any
 from kvcomm.errors import FormatError
 from kvcomm.records import RECORDS, Record, dumps, parse, write_json
 from kvcomm.selection import LayerScores
-from kvcomm.summary import MEANS
+from kvcomm.summary import MEANS, row_key
 
 RUN = "run.json"
 SUMMARY = "summary.json"
@@ -62,10 +62,18 @@ def _read_records(path: Path) -> list[Record]:
     records, n_damaged = parse(path.read_bytes()) if path.exists() else ([], 0)
     if n_damaged:
         raise FormatError(f"{path}: {n_damaged} damaged lines; the run's command mends them")
+    seen: set[tuple[str, str]] = set()
     for number, record in enumerate(records, 1):
         for name in _FIELDS:
             if name not in record:
                 raise FormatError(f"{path} record {number}: no field {name!r}")
+        key = record["id"], row_key(record["method"], record["settings"])
+        if key in seen:
+            raise FormatError(
+                f"{path} record {number}: {record['method']} has answered {record['id']!r} before; "
+                "the run's command mends that"
+            )
+        seen.add(key)
     return records
 
 

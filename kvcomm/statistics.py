@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+#: With fewer records than this an interval over them says little.
+FEW = 10
+
 # Indices held in memory at once, so that many records need no more room than few.
 BLOCK = 1 << 20
 

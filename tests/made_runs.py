@@ -60,7 +60,7 @@ def summary(
         "settings": {
             "task": "hotpotqa", "closed_answers": True, "seed": 42, "preset": "paper",
             "sender": MODEL, "receiver": MODEL, "calibration": ["c0"],
-            "published_protocol": False, **(settings or {}),
+            "published_protocol": False, "n_records": N_RECORDS, **(settings or {}),
         },
         "environment": {
             "command": ["kvcomm", "eval", "--data", "a file.json"], "batch_size": 8,

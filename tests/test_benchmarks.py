@@ -368,12 +368,12 @@ def test_tables_and_plots_are_made_from_lines(
     lines = [row("prefill 128", 1000.0, 0.5, other=1.5), row("prefill 512", 1200.0, 0.8, other=2)]
     lines += [row("batch 4 decode", 90.0, 0.7), row("load", 0.25, None)]
     (tmp_path / "bench-m-f32.jsonl").write_text("\n".join(lines) + "\n")
-    about = {"command": "how", "commit": "abc", "machine": {"threads": 2}}
+    about = {"command": "how", "commit": "abc", "machine": {"threads": 2}, "notes": ["other: 1.0"]}
     (tmp_path / "bench.json").write_text(json.dumps(about))
     monkeypatch.setattr(sys, "argv", ["bench.py", "--tables", "--out", str(tmp_path)])
     script("bench").main()
     text = (tmp_path / "bench.md").read_text()
-    assert "    how\n" in text and "commit abc" in text
+    assert "    how\n" in text and "commit abc" in text and "- other: 1.0\n" in text
     assert "| m | f32 | 2 | prefill 512 | 1200 tokens/s | 80% | 2.00x other | 10% |" in text
     assert "| m | f32 | 2 | load | 0.25 tokens/s |  |  | 10% |" in text
     assert "m f32, other" in (tmp_path / "bench-prefill.svg").read_text()
@@ -389,3 +389,24 @@ def test_a_series_is_sorted_by_the_number_in_its_names(
     assert [(label, [n for n, _ in held]) for label, held in series.items()] == [
         ("m f32 decode", [4, 16])
     ]
+
+
+def test_the_short_table_has_a_row_per_model_and_type(
+    script: Callable[[str], ModuleType],
+) -> None:
+    rows = [row("prefill 128", 9.0, 0.1), row("prefill 512", 1200.0, 0.8, other=2.04)]
+    rows += [row("decode after 128", 48.0, 0.9)]
+    assert script("bench").performance(map(json.loads, rows)).splitlines()[2:] == [
+        "| m | f32 | 1200 tokens/s, 80% of the limit, 2.0x other | 48 tokens/s, 90% of the limit "
+        "| - |"
+    ]
+
+
+def test_the_command_that_is_kept_names_no_folder(
+    script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    bench = script("bench")
+    bench.describe(tmp_path, ["--models", "/a/b/model", "--quick"], ["busy", "peer", "busy"])
+    made = json.loads((tmp_path / "bench.json").read_text())
+    assert made["command"] == "python benchmarks/bench.py --models model --quick"
+    assert made["notes"] == ["busy", "peer"]

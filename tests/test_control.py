@@ -247,8 +247,8 @@ def test_findings_say_which_controls_are_not_at_the_baseline() -> None:
         ],
     }  # fmt: skip
     assert findings(summary) == [
-        "noise 0.5 does not score like the baseline but worse: -4.00 nats less per record "
-        "[-6.00, -2.00], n 20; recovered -50% [-90%, -20%]",
+        "noise 0.5 does not score like the baseline but worse: 4.00 nats more per record "
+        "[2.00, 6.00], n 20; recovered -50% [-90%, -20%]",
         "wrong context 0.5 scores like the baseline: 0.10 nats less per record [-1.00, 1.00], n 20",
         "shuffled 0.5 does not score like the baseline but better: 2.00 nats less per record "
         "[1.50, 3.00], n 20; recovered 20% [10%, 30%]",

@@ -143,6 +143,8 @@ class Bench:
         Whether methods are held against skyline's answers, token by token.
     trial
         Whether settings are only being checked: no model runs, and scores are without meaning.
+    note
+        Gets a line about work that answers no record, such as a calibration.
     """
 
     sender: Sender
@@ -157,6 +159,7 @@ class Bench:
     prompts: "Prompts | None" = None
     agreement: bool = False
     trial: bool = False
+    note: Callable[[str], None] = lambda line: None
     _references: dict[int, Reference | None] = field(default_factory=dict, repr=False)
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     _sent: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)

@@ -27,6 +27,7 @@ from kvcomm.methods import Bench, Item, Method, Options, Outcome, TokenIds
 from kvcomm.methods.kvcomm import KVComm, Message, exchange
 from kvcomm.packet import Packet
 from kvcomm.prompts import cut_sender
+from kvcomm.statistics import FEW
 from kvcomm.weights import bf16_from_f32, f32_from_bf16
 
 #: The controls, and what tables call them.
@@ -229,7 +230,8 @@ def findings(summary: Mapping[str, Any]) -> list[str]:
     """One line per control of a run: whether it scores like the baseline.
 
     The measure is the paired difference of the gold answers' nll on the same records, with its 95%
-    bootstrap interval; see `summary.summarise`. Beside it stands the recovered share.
+    bootstrap interval; see `summary.summarise`. Beside it stands the recovered share. Fewer
+    than `statistics.FEW` records tell nothing.
     """
     found = []
     recovered = {method["label"]: method["recovered"] for method in summary["methods"]}
@@ -238,15 +240,19 @@ def findings(summary: Mapping[str, Any]) -> list[str]:
         if one["method"] not in controls or one["control"] != "baseline":
             continue
         less, share = one["nll_less"], recovered[one["method"]]
-        if less["low"] <= 0 <= less["high"]:
+        if less["n"] < FEW:
+            says = "cannot be told from so few records"
+        elif less["low"] <= 0 <= less["high"]:
             says = "scores like the baseline"
         elif less["low"] > 0:
             says = "does not score like the baseline but better"
         else:
             says = "does not score like the baseline but worse"
+        sign, word = (1, "less") if less["value"] >= 0 else (-1, "more")
+        low, high = sorted((sign * less["low"], sign * less["high"]))
         line = (
-            f"{one['method']} {says}: {less['value']:.2f} nats less per record "
-            f"[{less['low']:.2f}, {less['high']:.2f}], n {less['n']}"
+            f"{one['method']} {says}: {sign * less['value']:.2f} nats {word} per record "
+            f"[{low:.2f}, {high:.2f}], n {less['n']}"
         )
         if share is not None and share["low"] is not None:
             line += f"; recovered {share['value']:.0%} [{share['low']:.0%}, {share['high']:.0%}]"

@@ -279,6 +279,9 @@ class KVComm(Method):
             layer_map=bench.layer_map,
             positions=self.positions,
             shift_back=self.shift_back,
+            watch=lambda step: bench.note(
+                f"{self.label}: {len(step.layers)} layers searched, nll {step.nll:.2f}"
+            ),
         )
 
     def _check_unseen(self, bench: Bench, items: Sequence[Item]) -> None:
@@ -371,6 +374,8 @@ def _ranges(layers: Sequence[int]) -> str:
 def variants(options: Options) -> list[Method]:
     """One variant per strategy and ratio, and one for an explicit list of layers."""
     strategies = list(options.strategies)
+    if options.level is not None and "attention_level" not in strategies:
+        raise ValueError("level: only strategy 'attention_level' has levels")
     if options.layers is not None and not {"layers", "contiguous"} & set(strategies):
         strategies.append("layers")
     return [

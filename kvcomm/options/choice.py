@@ -27,7 +27,8 @@ def add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
     group.add_argument(
         "--strategy", type=words, metavar="S",
         help=f"how layers are chosen{many}: attention_gaussian (default), attention, gaussian, "
-        "random, contiguous (the ends of --layers), attention_level (with --level), layers, all",
+        "search, random, contiguous (the ends of --layers), attention_level (with --level), "
+        "layers, all",
     )  # fmt: skip
     group.add_argument(
         "--first-token", choices=tuple(FIRST_TOKEN), metavar="HOW",
@@ -133,9 +134,45 @@ _METHOD_OPTIONS = {
 }  # fmt: skip
 
 
+#: Methods that an option is for, by its name; given without any of them it says nothing.
+_TAKERS = {
+    "online": ("kvcomm",), "beam": ("kvcomm",), "backward": ("kvcomm",),
+    "senders": ("kvcomm", "nld", "cipher"), "positions": ("kvcomm",),
+    "message_tokens": ("nld", "cipher"), "sender_aware": ("nld", "cipher"),
+    "cipher_temperature": ("cipher",), "rule": ("ac",), "from_layer": ("ac", "prepend_hidden"),
+    "to_layer": ("ac", "prepend_hidden"), "token": ("token_importance",),
+    "effect": ("token_importance",), "at_layer": ("token_importance",), "control": ("control",),
+}  # fmt: skip
+
+
+def _check_taken(arguments: argparse.Namespace, defaults: "Options") -> None:
+    """Refuse an option that no method of the run takes: a ValueError that names those that do."""
+    fields = {option: field for field, option in _METHOD_OPTIONS.items()}
+    for option, takers in _TAKERS.items():
+        given = getattr(arguments, option) != getattr(defaults, fields[option])
+        if given and not set(takers) & set(arguments.methods):
+            raise ValueError(
+                f"--{option.replace('_', '-')}: no method of this run takes it, "
+                f"{' and '.join(takers)} would"
+            )
+    for option in ("beam", "backward"):
+        given = getattr(arguments, option) != getattr(defaults, option)
+        if given and "search" not in (arguments.strategy or ()):
+            raise ValueError(f"--{option}: only strategy 'search' takes it")
+
+
 def options_of(arguments: argparse.Namespace) -> "Options":
-    """What the methods of a run take; a command without `--methods` has fewer options."""
+    """What the methods of a run take; a command without `--methods` has fewer options.
+
+    Raises
+    ------
+    ValueError
+        An option that no method of the run takes.
+    """
     from kvcomm.methods import Options
+
+    if "methods" in arguments:
+        _check_taken(arguments, Options())
 
     strategies = arguments.strategy
     if strategies is None:

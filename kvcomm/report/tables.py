@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcomm import tasks
+from kvcomm.packet import whole_layers
 
 Summary = Mapping[str, Any]
 
@@ -114,16 +115,23 @@ def _cell(summary: Summary, method: Mapping[str, Any], column: Column) -> tuple[
     if column.field is None:
         return _UNMEASURED[column.heading](summary, method), ""
     value = method.get(column.field)
-    if value is None:
+    if value is None or (column.field == "recovered" and not reading_helps(summary)):
         return "-", ""
     known = column.interval and value["low"] is not None
     low_high = f"{column.written(value['low'])}..{column.written(value['high'])}" if known else ""
     return column.written(value["value"]), low_high
 
 
+def reading_helps(summary: Summary) -> bool:
+    """Whether the skyline is better than the baseline; if not, shares of that mean nothing."""
+    nll = {m["label"]: m["nll"]["value"] for m in summary["methods"] if m["nll"]}
+    return nll.get("skyline", 0.0) < nll.get("baseline", 1.0)
+
+
 def _layers(summary: Summary, method: Mapping[str, Any]) -> str:
     if method["layers"] is not None:
-        return f"{len(method['layers'])}/{summary['settings']['sender']['n_layers']}"
+        whole = whole_layers(method["layers"], summary["settings"]["preset"])
+        return f"{len(whole)}/{summary['settings']['sender']['n_layers']}"
     return "varies" if method["settings"].get("online") and method["done"] else "-"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcomm.report.tables import Summary, columns
+from kvcomm.statistics import FEW
 
 #: What a column of an answer's metric means, by field.
 _METRICS = {
@@ -55,7 +56,33 @@ def notes(summary: Summary) -> list[str]:
             f"gold answers without a word but articles ({summary['blank_golds']}): "
             "an empty one has EM 1 and F1 0 there."
         )
-    return [*found, *_failures(summary), *_controls(summary)]
+    return [
+        *found,
+        *_cuts(summary),
+        *_unfinished(summary),
+        *_failures(summary),
+        *_controls(summary),
+    ]
+
+
+def _cuts(summary: Summary) -> list[str]:
+    """That contexts were too long is a part of what every method was given."""
+    cuts = [m["cut_tokens"]["value"] for m in summary["methods"] if m["cut_tokens"]]
+    if not cuts or max(cuts) == 0:
+        return []
+    limit = summary["settings"].get("max_input_tokens")
+    return [
+        f"cut: prompts beyond {limit} tokens lost the middle of their context, {max(cuts):.0f} "
+        "tokens per record on average; no method, skyline included, has read that part."
+    ]
+
+
+def _unfinished(summary: Summary) -> list[str]:
+    there = sum(method["attempted"] for method in summary["methods"])
+    wanted = summary["settings"]["n_records"] * len(summary["methods"])
+    if there >= wanted:
+        return []
+    return [f"unfinished: {there} of {wanted} answers are there; the run's command goes on."]
 
 
 def _failures(summary: Summary) -> list[str]:
@@ -85,9 +112,6 @@ def _controls(summary: Summary) -> list[str]:
 
 # ---- the finding ---------------------------------------------------------------------------
 
-#: With fewer records than this an interval over them says little.
-FEW = 10
-
 
 def finding(summary: Summary) -> str:
     """One line that says what the run shows, whichever way its numbers fall."""
@@ -95,6 +119,8 @@ def finding(summary: Summary) -> str:
     known = [m for m in methods.values() if m["recovered"] and m["recovered"]["value"] is not None]
     if not known:
         return "No shares to judge: the run has no record that baseline and skyline both finished."
+    if any(m["attempted"] < summary["settings"]["n_records"] for m in methods.values()):
+        return "The run is not finished, so there is nothing to judge yet."
     nats = methods["baseline"]["nll"]["value"] - methods["skyline"]["nll"]["value"]
     if nats <= 0:
         return (

@@ -160,6 +160,7 @@ class Runs:
             done = 0 if have is None else have.n_samples
             # Kept at each doubling, so that a kill costs half of the work at most.
             upto = min(n, max(1, 2 * done))
+            self._note(f"{name}: calibrating on {upto} records")
             with self._timed(path.with_suffix("")):
                 more = self._measure(found, found.pool[done:upto])
                 have = more if have is None else _joined(have, more)

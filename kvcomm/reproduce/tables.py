@@ -210,6 +210,9 @@ RANDOM_NOTES = (f"random: one draw of layers, seed {SEED}, the same for all task
 SHIFT_BACK = ("baseline", "skyline", *_pairs_of_rows("shift back"))
 SHIFT_BACK_NOTES = (
     "shift back (KVComm-S): positions of the receiver start at 0 in layers that are not sent.",
+    "in preset paper these layers hold the receiver's own tokens only, whose distances do not "
+    "change: rows are equal up to rounding at any n. Preset reference keeps the first context "
+    "token there.",
 )
 CONTROLS = ("baseline", *(name.replace("_", " ") for name in methods.CONTROLS), "kvcomm 0.5")
 
