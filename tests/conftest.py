@@ -78,3 +78,19 @@ def real_model(device: str) -> Any:
     except OSError as error:
         pytest.skip(f"smollm2-135m is not in the cache and cannot be fetched: {error}")
     return kvcomm.Model.load("smollm2-135m", device=device, dtype="f32")
+
+
+@pytest.fixture(scope="module")
+def load(tiny: Callable[..., Path], device: str) -> Callable[..., Any]:
+    """load(family, **changes) -> (folder, model) of a tiny model, each once."""
+    import kvcomm
+
+    models: dict[Path, Any] = {}
+
+    def get(family: str, **changes: Any) -> tuple[Path, Any]:
+        folder = tiny(family, **changes)
+        if folder not in models:
+            models[folder] = kvcomm.Model.load(folder, device=device)
+        return folder, models[folder]
+
+    return get

@@ -56,7 +56,7 @@ LINES = {
         ("mass memory 1024", "MB", False),
         ("mass memory 4096", "MB", False),
     ],
-    "evaluate": [("evaluate 4", "records/s", True)],
+    "evaluate": [("evaluate 2", "records/s", True)],
     "load": [("load", "s", True)],
     "memory": [("peak 256", "GB", True)],
 }
@@ -406,7 +406,10 @@ def test_the_command_that_is_kept_names_no_folder(
     script: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
     bench = script("bench")
-    bench.describe(tmp_path, ["--models", "/a/b/model", "--quick"], ["busy", "peer", "busy"])
+    words = ["--models", "/a/b/model,other", "--", "--peers", "transformers=/c/python"]
+    bench.describe(tmp_path, words, ["busy", "peer", "busy"])
     made = json.loads((tmp_path / "bench.json").read_text())
-    assert made["command"] == "python benchmarks/bench.py --models model --quick"
+    assert made["command"] == (
+        "python benchmarks/bench.py --models model,other -- --peers transformers=python"
+    )
     assert made["notes"] == ["busy", "peer"]

@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -94,7 +95,7 @@ def _curves(axes: Axes, panel: Panel) -> None:
         known = [(x, v) for x, v in zip(line.x, line.values, strict=True) if v is not None]
         if not known:
             continue
-        x, y = [x for x, _ in known], [v.value for _, v in known]
+        x, y = [_aside(panel, x, place) for x, _ in known], [v.value for _, v in known]
         below = [0.0 if v.low != v.low else max(0.0, v.value - v.low) for _, v in known]
         above = [0.0 if v.low != v.low else max(0.0, v.high - v.value) for _, v in known]
         axes.errorbar(
@@ -123,6 +124,16 @@ def _curves(axes: Axes, panel: Panel) -> None:
     axes.tick_params(labelsize=8)
     if len(panel.lines) > 1:
         axes.legend(fontsize=8, framealpha=0.8, edgecolor="none")
+
+
+def _aside(panel: Panel, x: float, place: int) -> float:
+    """x of a curve's point, a little beside those of the other curves, whose bars it would hide."""
+    step = 0.08 * (place - (len(panel.lines) - 1) / 2)
+    if panel.log:
+        return x * 2**step
+    ticks = sorted({x for line in panel.lines for x in line.x})
+    apart = min((b - a for a, b in pairwise(ticks)), default=1.0)
+    return x + step * apart
 
 
 def _heat(axes: Axes, heat: Heat) -> None:
