@@ -16,6 +16,8 @@ help:
 	@echo "make demo      answer the shipped questions with every method; table and HTML report"
 	@echo "make test      run the tests (DEVICE=cpu, or guard)"
 	@echo "make parity    compare with every recording in ../shared, both models"
+	@echo "make peers     environments of the programs that benchmarks compare with"
+	@echo "make bench     every benchmark, both models, with plots (hours)"
 	@echo "make notebooks run the notebooks and store their outputs"
 	@echo "make build     install the package, editable, into $(VENV)"
 	@echo "make c-tests   the C unit tests, without Python"
@@ -51,6 +53,13 @@ test: build
 # Every recording of ../shared/reference, both models: about eight minutes.
 parity: build
 	KVCOMM_TEST_FULL=1 $(BIN)/python -m pytest -q tests/test_parity.py
+
+peers:
+	$(PYTHON) benchmarks/peers/make.py
+
+# Every benchmark on both models, f32 and bf16: hours. BENCH='--quick -- --peers none' is short.
+bench: build
+	$(BIN)/python benchmarks/bench.py $(BENCH)
 
 notebooks: build
 	$(BIN)/python notebooks/run.py
@@ -108,5 +117,5 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info kvcomm/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help build demo test parity notebooks lint c-tests sanitize abi-check package clean
+.PHONY: help build demo test parity peers bench notebooks lint c-tests sanitize abi-check package clean
 .DEFAULT_GOAL := help

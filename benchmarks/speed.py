@@ -26,13 +26,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
-    os.environ["OPENBLAS_NUM_THREADS"] = str(args.threads)  # read when NumPy is first imported
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # limits.py calls it from as many threads as asked
 
     import numpy as np
-    from limits import SHAPES, matmul_gflops, read_gbytes
+    from limits import Products, Reads, matrices
 
     import kvcomm
     from kvcomm._core import Session, Workspace
+    from kvcomm.shapes import Shape
 
     kvcomm.set_num_threads(args.threads)
     model = kvcomm.Model.load(args.model, dtype=args.dtype)
@@ -55,7 +56,10 @@ def main() -> None:
     config, element = model.config.core, {"f32": 4, "f16": 2, "bf16": 2}[args.dtype]
     unread = 0 if config["tied_head"] else config["vocab_size"] * config["dim"] * element
     kv_bytes = 2 * model.n_layers * model.n_kv_heads * model.head_dim * 4 * args.tokens
-    limits = {"prefill": matmul_gflops(SHAPES[args.model]), "decode": read_gbytes(args.threads)}
+    limits = {
+        "prefill": Products(matrices(Shape.of(model)), args.threads).rate(least=1.0) / 1e9,
+        "decode": Reads(args.threads).rate() / 1e9,
+    }
     reached = {
         "prefill": flops / min(prefill) / 1e9,
         "decode": (core.nbytes - unread + kv_bytes) / min(decode) / 1e9,

@@ -1,0 +1,295 @@
+"""What the benchmarks share: the options, rounds that alternate, and the line that is printed.
+
+A benchmark is a function from a `Setup` to `Line`s. It names candidates, each a function that does
+the same piece of work once and returns the seconds it took: "kvcomm", the peers by their names, and
+"limit", the seconds that the machine would need for it by a limit measured right then. They run in
+turn, A B A B, for at least five rounds after one that does not count. From these
+
+    value          of the median of kvcomm's seconds
+    spread         largest less smallest of them, over the median
+    limit_share    median over the rounds of limit / kvcomm
+    peers          per peer the median over the rounds of peer / kvcomm: above 1, kvcomm is faster
+
+Ratios are taken within a round, because both sides of a round have the same neighbours. A peer is
+stopped (as by SIGSTOP) whenever it is not its turn, so no thread of it waits at anyone's expense.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import limits
+import random_weights
+from peers import process
+
+import kvcomm
+
+if TYPE_CHECKING:
+    from kvcomm.shapes import Shape
+
+OURS, LIMIT = "kvcomm", "limit"
+ROUNDS = 5
+
+#: Prefix of a model that is a shape with random weights.
+RANDOM = "random:"
+
+Times = dict[str, list[float]]
+Slice = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One result. limit_share is None where no limit applies."""
+
+    name: str
+    model: str
+    dtype: str
+    threads: int
+    value: float
+    unit: str
+    limit_share: float | None
+    peers: dict[str, float]
+    rounds: int
+    spread: float
+
+    def json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def text(self) -> str:
+        share = "" if self.limit_share is None else f", {self.limit_share:.0%} of the limit"
+        peers = "".join(f", {ratio:.2f}x {name}" for name, ratio in self.peers.items())
+        return (
+            f"{self.model} {self.dtype} {self.name}: {self.value:.4g} {self.unit} "
+            f"(spread {self.spread:.0%}){share}{peers}"
+        )
+
+
+def significant(value: float, digits: int = 4) -> float:
+    """A number as it is printed."""
+    return float(f"{value:.{digits}g}")
+
+
+class Setup:
+    """One model in one run: its options, and the peers that were asked for.
+
+    Attributes
+    ----------
+    name : str
+        The model as it is printed.
+    source : str
+        What `kvcomm.Model.load` takes: a name, a folder, or a GGUF file. Random weights are written
+        when it is first asked for, and gone when the setup is closed.
+    shape : str or None
+        The shape's name, of a model with random weights.
+    dtype : str
+        Of the weights; after `load` what they are held in.
+    threads, rounds, quick, options
+        As asked for.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.shape = name[len(RANDOM) :] if name.startswith(RANDOM) else None
+        self.name = Path(name).name if self.shape is None else f"{self.shape} (random)"
+        self._source = name if self.shape is None else None
+        self._stack = contextlib.ExitStack()
+        self.dtype: str = options.dtype
+        self.kv_dtype: str = options.kv_dtype
+        self.threads: int = options.threads
+        self.rounds: int = options.rounds
+        self.quick: bool = options.quick
+        self.options = options
+        self._open: dict[str, process.Peer] = {}
+
+    @property
+    def source(self) -> str:
+        if self._source is None:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+            self._source = str(random_weights.write(self.shape, Path(folder)))
+        return self._source
+
+    def load(self) -> kvcomm.Model:
+        """The model, on as many threads as asked for."""
+        kvcomm.set_num_threads(self.threads)
+        model = kvcomm.Model.load(self.source, dtype=self.dtype, kv_dtype=self.kv_dtype)
+        self.dtype = model.dtype
+        return model
+
+    def close(self) -> None:
+        """End the peers, remove random weights."""
+        self._open.clear()
+        self._stack.close()
+
+    # ---- peers ----
+
+    def peers(self, operation: str, model: kvcomm.Model) -> dict[str, process.Peer]:
+        """The peers asked for that can do this, each with the model loaded and stopped."""
+        found = {}
+        for name, interpreter in self.options.peers.items():
+            kind = process.KINDS[name]
+            if operation not in kind.operations:
+                continue
+            if name not in self._open:
+                fields = self._fields(name, kind, model)
+                if fields is None:
+                    continue
+                peer = process.Peer(name, interpreter, fields)
+                self._stack.callback(peer.close)
+                self._open[name] = peer
+                say(f"{name}: {peer.about}")
+            found[name] = self._open[name]
+        return found
+
+    def _fields(self, name: str, kind: process.Kind, model: kvcomm.Model) -> dict[str, Any] | None:
+        """What a peer needs to load the model; None, and a line that says why, if it cannot."""
+        if self.dtype not in kind.dtypes:
+            say(f"{name} left out: it has no weights in {self.dtype}")
+            return None
+        fields = {"folder": str(model.path), "dtype": self.dtype, "threads": self.threads}
+        if kind.needs == "gguf":
+            path = gguf_file(self, model)
+            if path is None:
+                say(f"{name} left out: no GGUF file of {self.name} (--gguf FILE)")
+                return None
+            fields["gguf"] = str(path)
+        if kind.needs == "published":
+            fields["published"] = str(self.options.published)
+        return fields
+
+    # ---- rounds ----
+
+    def alternate(self, candidates: Mapping[str, Slice]) -> Times:
+        """Every candidate once a round; the first round does not count."""
+        times: Times = {name: [] for name in candidates}
+        for round_number in range(self.rounds + 1):
+            for name, work in candidates.items():
+                seconds = work()
+                if round_number:
+                    times[name].append(seconds)
+        return times
+
+    def line(
+        self,
+        name: str,
+        times: Times,
+        value: Callable[[float], float],
+        unit: str,
+        *,
+        dtype: str | None = None,
+    ) -> Line:
+        """The result of rounds; value: of seconds, in `unit`."""
+        ours = times[OURS]
+        values = [value(seconds) for seconds in ours]
+        ratios = {
+            other: significant(statistics.median(b / a for a, b in zip(ours, theirs, strict=True)))
+            for other, theirs in times.items()
+            if other != OURS
+        }
+        middle = statistics.median(values)
+        kv = "" if self.kv_dtype == "f32" else f", kv {self.kv_dtype}"
+        return Line(
+            name=name,
+            model=self.name,
+            dtype=dtype or self.dtype + kv,
+            threads=self.threads,
+            value=significant(middle),
+            unit=unit,
+            limit_share=ratios.pop(LIMIT, None),
+            peers=ratios,
+            rounds=len(ours),
+            spread=significant((max(values) - min(values)) / middle if middle else 0.0, 3),
+        )
+
+    # ---- limits ----
+
+    def reads(self) -> limits.Reads:
+        """The memory-read limit."""
+        return limits.Reads(self.threads, most=(1 << 28) if self.quick else (1 << 30))
+
+    def products(self, shape: "Shape") -> limits.Products:
+        """The product limit on the shapes of this model."""
+        return limits.Products(limits.matrices(shape), self.threads)
+
+
+def token_ids(model: kvcomm.Model, n: int, seed: int = 0) -> list[int]:
+    """Random ids, the same on every run."""
+    return random.Random(seed).choices(range(1, model.vocab_size), k=n)
+
+
+def say(line: str) -> None:
+    """A line on standard error."""
+    print(f"benchmarks: {line}", file=sys.stderr, flush=True)
+
+
+def gguf_file(setup: Setup, model: kvcomm.Model) -> Path | None:
+    """The model as a GGUF file of the weights' type: the file named, or one of its cache."""
+    from kvcomm import catalogue
+
+    source = setup.options.gguf
+    if source is None and setup.source.endswith(".gguf"):
+        source = Path(setup.source)
+    if source is None and setup.source in catalogue.CATALOGUE:
+        source = catalogue.fetch(setup.source)
+    if source is None:
+        return None
+    from peers import gguf_types
+
+    return gguf_types.prepared(Path(source), setup.dtype, process.ENVIRONMENTS / "gguf")
+
+
+# ---- the command ---------------------------------------------------------------------------
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    made.add_argument(
+        "--model", default="smollm2-135m", metavar="M",
+        help="names, folders or GGUF files, or random:SHAPE (kvcomm.shapes); several by comma",
+    )  # fmt: skip
+    made.add_argument("--dtype", default="f32", help="of the weights; auto: as stored")
+    made.add_argument("--kv-dtype", default="f32", help="of keys and values")
+    made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    made.add_argument("--rounds", type=int, default=ROUNDS, help=f"at least {ROUNDS}")
+    made.add_argument("--quick", action="store_true", help="smaller work: two minutes at most")
+    made.add_argument("--json", action="store_true", help="one JSON object per line")
+    made.add_argument(
+        "--peers", default="installed", metavar="P",
+        help=f"of {', '.join(process.KINDS)}; NAME or NAME=INTERPRETER by comma, none, or "
+        "installed: all that peers/make.py made an environment for (default)",
+    )  # fmt: skip
+    made.add_argument("--published", type=Path, metavar="DIR", help="folder of the published code")
+    made.add_argument("--gguf", type=Path, metavar="FILE", help="the model for llama.cpp")
+    return made
+
+
+def main(
+    doc: str,
+    measure: Callable[[Setup], Iterator[Line]],
+    add: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> None:
+    """A benchmark as a command; add: further options."""
+    made = parser(doc)
+    add(made)
+    options = made.parse_args()
+    if options.rounds < ROUNDS:
+        made.error(f"--rounds: expected {ROUNDS} or more, found {options.rounds}")
+    try:
+        options.peers = process.chosen(options.peers, options.published)
+    except ValueError as error:
+        made.error(str(error))
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        say(f"the machine is busy (load {load:.1f}): times will not be worth much")
+    for name in options.model.split(","):
+        with contextlib.closing(Setup(name, options)) as setup:
+            for line in measure(setup):
+                print(line.json() if options.json else line.text(), flush=True)
