@@ -26,6 +26,7 @@ import safetensors.numpy
 
 import kvcomm
 from kvcomm import environment
+from kvcomm.records import dumps
 from kvcomm.selection import choose
 
 #: Catalogue name of a model -> its part in the names of the recordings.
@@ -348,7 +349,7 @@ def main() -> int:
             print(f"  {group:14}{counts}, largest error {row['largest_error']:.1e}", flush=True)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        options.out.write_text(dumps(report, indent=1) + "\n")
     return int(faults > 0)
 
 
