@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvcomm.options.pair import add_threads, set_threads
+from kvcomm.options.values import words
+
 if TYPE_CHECKING:
     from kvcomm.reproduce.claims import Verdict
     from kvcomm.reproduce.exhibit import Built
@@ -19,10 +22,6 @@ HELP = "make the paper's tables and figures again"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-
-    def words(text: str) -> tuple[str, ...]:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-
     what = parser.add_argument_group("what to make")
     what.add_argument(
         "--table", type=words, default=(), metavar="N", help="numbered tables, by comma"
@@ -53,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="type of the weights in memory (auto: as stored)",
     )  # fmt: skip
     given.add_argument("--device", default="cpu", help="cpu (default), cuda or guard")
-    given.add_argument("--threads", type=int, metavar="N", help="default: what the machine allows")
+    add_threads(given)
     given.add_argument(
         "--batch-size", type=int, default=8, metavar="B",
         help="records at a time (default 8); changes times, never results",
@@ -117,17 +116,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> "Request":
-    from kvcomm import _core
     from kvcomm.reproduce import paper
     from kvcomm.reproduce.request import CHOICES, Request
 
     for option in ("models", "data_dir", "out"):
         if not getattr(arguments, option):
             raise ValueError(f"--{option.replace('_', '-')} is needed")
-    if arguments.threads is not None:
-        if arguments.threads < 1:
-            raise ValueError(f"--threads: expected 1 or more, found {arguments.threads}")
-        _core.set_num_threads(arguments.threads)
+    set_threads(arguments)
     if arguments.paper_pair is not None:
         paper.check_pair(arguments.paper_pair)
     data = Path(arguments.data_dir)

@@ -24,7 +24,7 @@ from kvcomm.agreement import MOST_TOKENS, Agreement, Reference, compare
 from kvcomm.packet import Packet, Preset
 from kvcomm.prefilled import Prefilled
 from kvcomm.tasks import Example
-from kvcomm.turns import Answer, Score
+from kvcomm.turns import Answer, Score, Stats
 
 if TYPE_CHECKING:
     from kvcomm.plan import Prompts
@@ -72,6 +72,19 @@ class Seconds:
     transfer: float
     first_token: float | None
     total: float
+
+    @classmethod
+    def of(
+        cls, stats: Stats, *, sender: float = 0.0, transfer: float = 0.0, before: float = 0.0
+    ) -> "Seconds":
+        """From a receiver's answer; before: what the receiver did before the call that answered."""
+        first = stats.first_token_seconds
+        return cls(
+            sender,
+            transfer,
+            None if first is None else before + first,
+            sender + transfer + before + stats.total_seconds,
+        )
 
 
 @dataclass(frozen=True)

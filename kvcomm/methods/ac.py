@@ -100,12 +100,7 @@ class AC(Method):
                 message_bytes=4 * _width(bench),
                 receiver_tokens=len(item.receiver),
                 cut_tokens=item.sender_cut,
-                seconds=Seconds(
-                    seconds,
-                    0.0,
-                    reply.answer.stats.first_token_seconds,
-                    seconds + reply.answer.stats.total_seconds,
-                ),
+                seconds=Seconds.of(reply.answer.stats, sender=seconds),
             )
             for item, reply in zip(items, replies, strict=True)
         ]

@@ -23,12 +23,7 @@ class Baseline(Method):
                 message_bytes=0,
                 receiver_tokens=len(item.baseline),
                 cut_tokens=0,
-                seconds=Seconds(
-                    0.0,
-                    0.0,
-                    reply.answer.stats.first_token_seconds,
-                    reply.answer.stats.total_seconds,
-                ),
+                seconds=Seconds.of(reply.answer.stats),
             )
             for item, reply in zip(items, replies, strict=True)
         ]

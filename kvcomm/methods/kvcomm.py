@@ -78,11 +78,8 @@ def exchange(
             message_bytes=reply.answer.stats.message_bytes,
             receiver_tokens=len(item.receiver),
             cut_tokens=message.cut_tokens,
-            seconds=Seconds(
-                message.reading,
-                message.transfer,
-                reply.answer.stats.first_token_seconds,
-                message.reading + message.transfer + reply.answer.stats.total_seconds,
+            seconds=Seconds.of(
+                reply.answer.stats, sender=message.reading, transfer=message.transfer
             ),
             layers=message.layers,
         )

@@ -127,13 +127,7 @@ class NLD(Method):
 def phases(started: float, arrived: float, thought: float, stats: Stats) -> Seconds:
     """The sender's time up to `arrived`; the receiver's includes its own first answer, up to
     `thought`."""
-    first = stats.first_token_seconds
-    return Seconds(
-        sender=arrived - started,
-        transfer=0.0,
-        first_token=None if first is None else thought - arrived + first,
-        total=thought - started + stats.total_seconds,
-    )
+    return Seconds.of(stats, sender=arrived - started, before=thought - arrived)
 
 
 def once(

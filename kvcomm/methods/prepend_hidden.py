@@ -78,12 +78,7 @@ class PrependHidden(Method):
                 message_bytes=4 * bench.sender.model.config.core["dim"] * len(item.sender),
                 receiver_tokens=len(item.sender) + len(item.receiver),
                 cut_tokens=item.sender_cut,
-                seconds=Seconds(
-                    seconds,
-                    0.0,
-                    reply.answer.stats.first_token_seconds,
-                    seconds + reply.answer.stats.total_seconds,
-                ),
+                seconds=Seconds.of(reply.answer.stats, sender=seconds),
             )
             for item, reply in zip(items, replies, strict=True)
         ]

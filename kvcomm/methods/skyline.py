@@ -29,14 +29,7 @@ class Skyline(Method):
                 message_bytes=0,
                 receiver_tokens=len(item.skyline),
                 cut_tokens=item.skyline_cut,
-                seconds=Seconds(
-                    0.0,
-                    0.0,
-                    None
-                    if reply.answer.stats.first_token_seconds is None
-                    else seconds + reply.answer.stats.first_token_seconds,
-                    seconds + reply.answer.stats.total_seconds,
-                ),
+                seconds=Seconds.of(reply.answer.stats, before=seconds),
             )
             for item, reply, seconds in zip(items, replies, seconds, strict=True)
         ]

@@ -101,12 +101,7 @@ class TokenImportance(Method):
                 message_bytes=0,
                 receiver_tokens=len(prompt),
                 cut_tokens=item.skyline_cut,
-                seconds=Seconds(
-                    0.0,
-                    0.0,
-                    reply.answer.stats.first_token_seconds,
-                    reply.answer.stats.total_seconds,
-                ),
+                seconds=Seconds.of(reply.answer.stats),
             )
             for item, prompt, reply in zip(items, prompts, replies, strict=True)
         ]
