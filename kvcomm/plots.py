@@ -7,7 +7,7 @@ which the run has no numbers is None.
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib import rc_context
@@ -16,13 +16,15 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from kvcomm.layout import counted
+
 Method = Mapping[str, Any]
 Interval = Mapping[str, Any]
 
 #: Per family of variants, in the order in which they appear. One marker more than colours, so
 #: that a colour comes again with another marker.
-_COLOURS = ("#1f5fa8", "#c8641e", "#2f8f5b", "#8a4fa3", "#7a6a58", "#b03a5b")
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+COLOURS = ("#1f5fa8", "#c8641e", "#2f8f5b", "#8a4fa3", "#7a6a58", "#b03a5b")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 _GREY, _BLUE, _PALE = "#666666", "#1f5fa8", "#8fb3d9"
 
 #: A message axis is logarithmic when the largest message is this many times the smallest.
@@ -48,11 +50,10 @@ def png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def _counted(intervals: Sequence[Interval]) -> str:
-    """Over how many records these are: "n = 100", or "n = 98 to 100"."""
-    counts = [interval["n"] for interval in intervals]
-    few, many = min(counts), max(counts)
-    return f"n = {few}" if few == many else f"n = {few} to {many}"
+def n_range(counts: Iterable[int]) -> str:
+    """Over how many records values are: "n = 100", or "n = 98 to 100"; of no value "n = 0"."""
+    found = sorted(counts) or [0]
+    return f"n = {found[0]}" if found[0] == found[-1] else f"n = {found[0]} to {found[-1]}"
 
 
 def _bar(interval: Interval) -> tuple[float, float]:
@@ -120,12 +121,12 @@ def score_against_bytes(
                 [ruler.place(method, sent) for method in drawn],
                 [method[field]["value"] for method in drawn],
                 yerr=list(zip(*bars, strict=True)), label=name,
-                color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)],
+                color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)],
                 markersize=6, linewidth=1.4, elinewidth=1.2, capsize=3,
             )  # fmt: skip
         scale = " (0 = baseline, 1 = skyline)" if field == "recovered" else ""
-        counted = _counted([m[field] for m in sent if _known(m, field)])
-        axes.set_title(f"{label}{scale}, {counted}", fontsize=11)
+        over = n_range(m[field]["n"] for m in sent if _known(m, field))
+        axes.set_title(f"{label}{scale}, {over}", fontsize=11)
         axes.set_ylabel(f"{label}, share" if field == "recovered" else f"{label}, mean, 0 to 1")
         axes.set_xlabel(
             f"message, {ruler.unit} per record, mean{' (logarithmic)' * ruler.wide}\n"
@@ -177,12 +178,20 @@ class _Ruler:
 
 
 def _reference_lines(axes: Axes, methods: Sequence[Method], field: str) -> None:
-    """Lines at what baseline and skyline score, named at the right, outside."""
-    levels = sorted(
-        (method[field]["value"], method["label"])
-        for method in methods
-        if method["label"] in ("baseline", "skyline") and _known(method, field)
+    """Lines at what baseline and skyline score."""
+    named_levels(
+        axes,
+        [
+            (method[field]["value"], method["label"])
+            for method in methods
+            if method["label"] in ("baseline", "skyline") and _known(method, field)
+        ],
     )
+
+
+def named_levels(axes: Axes, levels: Sequence[tuple[float, str]]) -> None:
+    """Up to two horizontal lines, each with its name at the right, outside; axes make room."""
+    levels = sorted(levels)
     low, high = axes.get_ylim()
     low = min([low, *(level for level, _ in levels)])
     high = max([high, *(level for level, _ in levels)])
@@ -248,8 +257,8 @@ def layers_sent(summary: Mapping[str, Any], shares: Mapping[str, Sequence[float]
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
     _layer_axis(axes, n_layers)
-    done = [{"n": m["done"]} for m in summary["methods"] if m["label"] in shares]
-    axes.set_title(f"Layers sent (in brackets: how many), {_counted(done)} records", fontsize=11)
+    over = n_range(m["done"] for m in summary["methods"] if m["label"] in shares)
+    axes.set_title(f"Layers sent (in brackets: how many), {over}", fontsize=11)
     if varying:
         bar = figure.colorbar(cells, ax=axes, fraction=0.03, pad=0.01)
         bar.set_label("share of records", fontsize=9)
@@ -287,12 +296,11 @@ def mass_per_layer(summary: Mapping[str, Any]) -> Figure | None:
             s=9, color=_BLUE, alpha=0.55, linewidths=0, zorder=3,
         )  # fmt: skip
         highest = max(highest, *(value for row in heads for value in row))
-        about += f"; dots: the {len(heads[0])} heads"
+        about += f"; dots: {counted(len(heads[0]), 'head')}"
     axes.set_ylim(0, highest * 1.08 or 1)
     axes.set_ylabel("attention mass on the context, share")
-    n = calibration["n_samples"]
     axes.set_title(
-        f"Attention mass per layer, n = {n} calibration record{'s' * (n != 1)}, "
+        f"Attention mass per layer, n = {counted(calibration['n_samples'], 'calibration record')}, "
         f"preset {calibration['preset']}\n{about}",
         fontsize=11,
     )
@@ -337,8 +345,9 @@ def first_token(summary: Mapping[str, Any]) -> Figure | None:
         axes.spines[side].set_visible(False)
     environment = summary["environment"]
     axes.set_title(
-        f"Time to the first token, {_counted([method['first_token'] for method in timed])}, "
-        f"in batches of {environment['batch_size']} on {environment['machine']['threads']} threads",
+        f"Time to the first token, {n_range(method['first_token']['n'] for method in timed)}, "
+        f"in batches of {environment['batch_size']} on "
+        f"{counted(environment['machine']['threads'], 'thread')}",
         fontsize=11,
     )
     axes.set_xlabel(

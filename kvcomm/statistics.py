@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvcomm.layout import counted
+
 #: With fewer records than this an interval over them says little.
 FEW = 10
 
@@ -99,7 +101,7 @@ def difference(
     """
     one, two = _finite("first", first), _finite("second", second)
     if one.size != two.size:
-        raise ValueError(f"second: {two.size} records, expected {one.size} as in first")
+        raise ValueError(f"second: {counted(two.size, 'record')}, expected {one.size} as in first")
     return mean(one - two, seed=seed, resamples=resamples, level=level)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvcomm.commands import make_data
 from kvcomm.tasks import TASKS, places, tips
-from kvcomm.tasks.generate import KINDS, generate
+from kvcomm.tasks.make import KINDS, generate
 
 
 def records(task, n=500, seed=1):
@@ -35,7 +35,7 @@ def test_the_seed_decides_every_byte(task):
 @pytest.mark.parametrize("task", list(KINDS))
 def test_another_process_makes_the_same_bytes(task):
     code = (
-        "import sys; from kvcomm.tasks.generate import generate;"
+        "import sys; from kvcomm.tasks.make import generate;"
         f"sys.stdout.buffer.write(generate({task!r}, 50, 3))"
     )
     made = subprocess.run(

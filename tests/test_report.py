@@ -35,8 +35,8 @@ def test_the_table_has_every_column_with_values_by_hand() -> None:
     below = lines[lines.index(row) + 1].split()
     assert below == ["0.40..0.60", "7.00..9.00", "0.23..0.43", "0.40..0.60", "0.15..0.35"]
     assert lines[-1] == (
-        "hotpotqa, tiny <b>; preset paper; default protocol: calibration records are not scored; "
-        "* the published metric: match."
+        "hotpotqa, tiny <b>; data one.jsonl, two.jsonl; preset paper; default protocol: "
+        "calibration records are not scored; * the published metric: match."
     )
 
 
@@ -73,10 +73,14 @@ def test_the_tasks_own_metric_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"calibration": [], "calibration_sha256": "0" * 64},
          "default protocol: calibration records are not scored;"),
         ({"published_protocol": None}, "preset paper; protocol not recorded;"),
-        ({"receiver": {"model": "other", "n_layers": 10}}, "hotpotqa, tiny <b> to other; preset"),
+        ({"receiver": {"model": "other", "n_layers": 10}}, "hotpotqa, tiny <b> to other; data one"),
+        ({"data": "a_b.jsonl", "calibration_data": None}, "; data a_b.jsonl; preset paper;"),
+        ({"data": "dev.jsonl", "calibration_data": "train.jsonl"},
+         "; data dev.jsonl, calibrated by train.jsonl; preset paper;"),
+        ({"data": None}, "; data not recorded; preset paper;"),
     ],
 )  # fmt: skip
-def test_every_table_names_preset_and_protocol(settings: dict[str, Any], told: str) -> None:
+def test_every_table_names_models_data_and_protocol(settings: dict[str, Any], told: str) -> None:
     run = summary(settings=settings)
     assert told in report.text_table(run).splitlines()[-1]
     assert told.replace("<", r"\<") in report.markdown_table(run).splitlines()[-1]
@@ -188,12 +192,12 @@ def test_the_finding_follows_the_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
     good = report.finding(summary())
     assert good.startswith("kvcomm 0.3: K and V of 3 of 10 layers give 50% of what reading")
     assert "95% interval 40% to 60%" in good
-    assert "clearly better in 1 of 1 comparisons, clearly worse in 0" in good
+    assert "clearly better in 1 of 1 comparison, clearly worse in 0" in good
     worse = {"method": "kvcomm 0.3", "control": "random 0.3", "nll_less": interval(-2.0)}
     run = summary(changes={"kvcomm 0.3": {"recovered": interval(-0.17)}})
     bad = report.finding(run | {"comparisons": [worse]})
     assert "give -17% of what" in bad
-    assert "clearly better in 0 of 1 comparisons, clearly worse in 1" in bad
+    assert "clearly better in 0 of 1 comparison, clearly worse in 1" in bad
     # Comparisons of other kinds, as a control's with the baseline, are not counted.
     other = {"method": "random 0.3", "control": "baseline", "nll_less": interval(3.5)}
     assert report.finding(summary() | {"comparisons": [other]}).endswith("3 records).")
@@ -341,7 +345,7 @@ def test_answers_stand_side_by_side() -> None:
     page = read(report.html_report(run, "a run", log))
     assert page.texts("h3") == ["r1: a method failed", "r2: no method is right"]
     text = " ".join(page.texts("body"))
-    assert "Of 3 records 2 are worth a look (a method failed: 1, no method is right: 1)." in text
+    assert "Worth a look are 2 of 3 records (a method failed: 1, no method is right: 1)." in text
     assert text.count("Who <i>built</i> it?") == 2
     assert text.count("Gold Ann") == 2
     cells = page.texts("td")
@@ -373,14 +377,14 @@ def test_no_more_than_25_records_are_shown() -> None:
     ]
     page = read(report.html_report(run, "a run", log))
     assert page.texts("h3") == [f"q{k}: no method is right" for k in range(25)]
-    assert "Of 30 records 30 are worth a look" in " ".join(page.texts("p"))
+    assert "Worth a look are 30 of 30 records" in " ".join(page.texts("p"))
     assert "The first 25 of these:" in " ".join(page.texts("p"))
 
 
 def test_a_run_that_is_right_everywhere_says_so() -> None:
     run = summary()
     text = " ".join(read(report.html_report(run, "a run", records(run, match=1.0))).texts("p"))
-    assert "Every method answered all 3 records right." in text
+    assert "Every method answered all of 3 records right." in text
     assert "Answers" not in " ".join(read(report.html_report(run, "a run")).texts("h2"))
 
 
@@ -421,3 +425,21 @@ def test_any_run_has_a_page(run: dict[str, Any]) -> None:
     sends = any(one["message_bytes"]["value"] for one in run["methods"])
     assert ("What a message buys" in page.texts("h2")) == sends
     assert ("The layers sent" in page.texts("h2")) == sends
+
+
+# ---- counts --------------------------------------------------------------------------------
+
+
+def test_one_of_a_thing_is_not_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "FEW", 0)
+    run = summary(
+        leave_out=tuple(LABELS[3:]),
+        changes={"kvcomm 0.3": {"recovered": interval(0.5, n=1)}},
+        settings={"n_records": 1},
+    )
+    run["environment"]["machine"]["threads"] = 1
+    assert "(95% interval 40% to 60%, 1 record)" in report.finding(run)
+    assert any("in batches of 8 on 1 thread," in note for note in report.notes(run))
+    one = [line for line in records(run, match=0.0) if line["index"] == 0]
+    text = " ".join(read(report.html_report(run, "a run", one)).texts("p"))
+    assert "Worth a look are 1 of 1 record (no method is right: 1)." in text

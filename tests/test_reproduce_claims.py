@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from kvcomm.reproduce import claims, sweeps
-from kvcomm.reproduce.claims import FAILS, HOLDS, UNTOLD, Claim, ahead, judge, judged
+from kvcomm.reproduce.claims import Claim, ahead, judged
 from kvcomm.reproduce.measures import PUBLISHED, RECOVERED, Results, advantage
-from kvcomm.reproduce.ranking import kendall, likeness
+from kvcomm.reproduce.ranking import ALIKE, all_alike, kendall, likeness
+from kvcomm.reproduce.verdict import EQUAL, FAILS, HOLDS, UNJUDGED, UNTOLD, Judged, enough, judge
 from kvcomm.statistics import Interval
 from kvcomm.tasks import find
 
@@ -26,6 +27,7 @@ def results(rows: Mapping[str, Sequence[float]], metric: str | None = "match") -
             for row, values in rows.items()
         },
         metric,
+        ("dev.jsonl",),
     )
 
 
@@ -90,7 +92,7 @@ def test_a_task_without_context_is_judged_by_its_metric_only() -> None:
         task=find("mmlu"),
     )  # fmt: skip
     assert ahead("a", "b")([mmlu], PUBLISHED).verdict == HOLDS
-    assert ahead("a", "b")([mmlu], RECOVERED).verdict == UNTOLD
+    assert ahead("a", "b")([mmlu], RECOVERED).verdict == UNJUDGED
 
 
 def test_a_chunk_that_failed_on_records_is_not_the_likeliest_for_that() -> None:
@@ -149,13 +151,108 @@ def test_the_published_metric_is_judged_by_itself() -> None:
     found = rows(4.9, 6.9)
     assert ahead("a", "b")([found], RECOVERED).verdict == HOLDS
     by_match = ahead("a", "b")([found], PUBLISHED)
-    assert by_match.verdict == UNTOLD
+    assert by_match.verdict == EQUAL
     assert by_match.difference is not None and by_match.difference.value == 0
 
 
-def test_what_was_not_run_cannot_be_told() -> None:
+def test_what_was_not_run_is_not_judged() -> None:
     found = ahead("a", "c")([rows(2, 5)], RECOVERED)
-    assert (found.verdict, found.why) == (UNTOLD, "not run")
+    assert (found.verdict, found.why) == (UNJUDGED, "not run")
+    found = claims.small_region([rows(2, 5)], RECOVERED)
+    assert (found.verdict, found.why) == (UNJUDGED, "not run")
+
+
+@pytest.mark.parametrize(
+    ("change", "as_good", "n", "expected"),
+    [
+        (0.0, False, N, EQUAL),
+        (1e-6, False, N, EQUAL),  # as much as rounding makes, always the same way
+        (-1e-6, False, N, EQUAL),
+        (0.01, False, N, HOLDS),
+        (-0.01, False, N, FAILS),
+        (0.0, True, N, HOLDS),
+        (0.0, False, 9, UNTOLD),
+    ],
+)
+def test_rows_that_are_the_same(change: float, as_good: bool, n: int, expected: str) -> None:
+    """A share of 7 nats: 0.01 nats are 0.0014 of it, 1e-6 are nothing."""
+    one = rows(4, 4, n)
+    same = {i: record | {"nll": record["nll"] + change} for i, record in one.rows["a"].items()}
+    found = ahead("a", "b", as_good=as_good)(
+        [replace(one, rows={**one.rows, "b": same})], RECOVERED
+    )
+    assert found.verdict == expected
+    assert ("would tell" in found.why) == (expected == UNTOLD)
+
+
+# ---- how many records would do ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "n", "at_least", "expected"),
+    [
+        # Half an interval of 0.2 is to shrink to 0.1: four times the records.
+        (0.1, -0.1, 0.3, 100, 0.0, "about n=400 would tell, if the value stays"),
+        # The side towards what is wanted counts: 0.3 to 0.1 here, (0.3 / 0.1)^2 = 9.
+        (0.1, -0.2, 0.15, 50, 0.0, "about n=450 would tell, if the value stays"),
+        (-0.1, -0.15, 0.2, 50, 0.0, "about n=450 would tell, if the value stays"),
+        # 0.05 from -0.05, half 0.11: 60 (0.11 / 0.05)^2 = 290.4, up to two digits.
+        (0.0, -0.11, 0.2, 60, -0.05, "about n=300 would tell, if the value stays"),
+        # 11 (0.11 / 0.1)^2 = 13.31
+        (0.1, -0.01, 0.2, 11, 0.0, "about n=14 would tell, if the value stays"),
+        # The end is above 0 already; a verdict asks for ten records all the same.
+        (0.5, 0.4, 0.6, 4, 0.0, "about n=10 would tell, if the value stays"),
+        (0.0, -0.1, 0.1, 100, 0.0, "no n up to 1000 times as large would tell, if the value stays"),
+        (0.001, -0.1, 0.1, 99, 0.0, "no n up to 1000 times as large would tell, if the value"),
+        (0.1, np.nan, np.nan, 50, 0.0, "the interval has no ends, so no n can be given"),
+    ],
+)
+def test_how_many_records_would_tell(
+    value: float, low: float, high: float, n: int, at_least: float, expected: str
+) -> None:
+    assert enough(Interval(value, low, high, n), at_least).startswith(expected)
+    found = judge(Interval(value, low, high, n), at_least, "match")
+    assert found.verdict == UNTOLD and found.why.split("; ")[1].startswith(expected)
+
+
+def test_a_verdict_that_fell_asks_for_no_more_records() -> None:
+    assert "would tell" not in judge(Interval(0.2, 0.1, 0.3, 50), 0.0, "match").why
+    assert "would tell" not in judge(Interval(-0.2, -0.3, -0.1, 50), 0.0, "match").why
+
+
+def test_the_number_given_does_tell() -> None:
+    """A match that one of ten records gains and one of 20 loses, more and more often."""
+
+    def found(n: int) -> Judged:
+        a = [2.0 if k % 20 in (3, 13, 7) else 4.0 for k in range(n)]
+        b = [2.0 if k % 20 in (5, 7) else 4.0 for k in range(n)]
+        return ahead("a", "b")([results({"baseline": [9] * n, "skyline": [1] * n, "a": a, "b": b})],
+                               PUBLISHED)  # fmt: skip
+
+    few = found(60)
+    assert few.verdict == UNTOLD
+    told = int(few.why.split("about n=")[1].split()[0])
+    assert 60 < told < 600
+    assert found(2 * told).verdict == HOLDS
+
+
+def test_where_reading_may_help_it_says_what_would_show_it() -> None:
+    # A gain of about 0.2 nats, give or take 1.96 * 2 / sqrt(60) = 0.5.
+    seems = results({"baseline": [5.4] * N, "skyline": noisy(5, 2, N, 2.0),
+                     "a": [0.0] * N, "b": [9.0] * N})  # fmt: skip
+    room = seems.room(RECOVERED)
+    assert room is not None and room.low < 0 < room.value
+    found = ahead("a", "b")([seems], RECOVERED)
+    assert found.verdict == UNTOLD
+    assert found.why == (
+        "reading the context does not clearly help on any task; on hotpotqa " + enough(room, 0.0)
+    )
+    harms = replace(seems, rows={**seems.rows, "baseline": seems.rows["skyline"],
+                                 "skyline": seems.rows["baseline"]})  # fmt: skip
+    found = ahead("a", "b")([harms], RECOVERED)
+    assert (found.verdict, found.why) == (
+        UNJUDGED, "reading the context does not clearly help on any task"
+    )  # fmt: skip
 
 
 def test_a_claim_is_one_line_by_every_measure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,3 +311,47 @@ def test_likeness_of_noisy_calibrations() -> None:
     assert found.n == 16
     single = likeness(mass[:1], mass[:1])
     assert single.value == 1.0 and single.low != single.low
+
+
+def calibrations(noise: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """Mass [40, 10] that rises with the layer, each data set with noise of its own."""
+    return {
+        name: np.arange(10.0) + sd * np.random.default_rng(seed).standard_normal((40, 10))
+        for seed, (name, sd) in enumerate(noise.items())
+    }
+
+
+def test_all_rankings_are_alike_only_when_every_pair_is() -> None:
+    quiet = calibrations({"countries": 0.1, "tmath": 0.1, "qasper": 0.1})
+    upside = quiet | {"qasper": quiet["qasper"][:, ::-1]}
+    noisy = quiet | calibrations({"qasper": 12.0})
+    few = {name: mass[:4] for name, mass in quiet.items()}
+    for mass, expected in ((quiet, HOLDS), (upside, FAILS), (noisy, UNTOLD), (few, UNTOLD)):
+        pairs = [("countries", "tmath"), ("countries", "qasper"), ("tmath", "qasper")]
+        taus = {(a, b): likeness(mass[a], mass[b]) for a, b in pairs}
+        found = all_alike(mass, taus)
+        assert found.verdict == expected
+        assert ("QASPER, of 3 pairs, wanted above 0.70" in found.why) == (
+            expected != HOLDS and mass is not few
+        )
+        assert ("would tell" in found.why) == (expected == UNTOLD)
+
+
+def test_one_low_pair_of_many_may_be_chance() -> None:
+    """Below at 95%, not below at a level for 30 pairs: one in forty is so by chance alone."""
+    rng = np.random.default_rng(0)
+    names = [f"t{k}" for k in range(2)]
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        mass = {name: np.arange(10.0) + 6.0 * rng.standard_normal((16, 10)) for name in names}
+        one = likeness(mass["t0"], mass["t1"])
+        wide = likeness(mass["t0"], mass["t1"], level=1 - 0.05 / 30)
+        if one.high < ALIKE <= wide.high:
+            break
+    else:
+        pytest.fail("no such draw")
+    others = {("t0", f"o{k}"): Interval(0.9, 0.8, 1.0, 16) for k in range(29)}
+    found = all_alike(mass, {("t0", "t1"): one, **others})
+    assert found.verdict == UNTOLD
+    assert found.difference == wide
+    assert all_alike(mass, {("t0", "t1"): one}).verdict == FAILS

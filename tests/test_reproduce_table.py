@@ -6,10 +6,12 @@ Also what the paper printed, and which of its pairs stands beside a user's.
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvcomm.layout import markdown_text
 from kvcomm.reproduce import paper
 from kvcomm.reproduce.table import Cell, Table, csv_text, latex, latex_text, markdown, text
 from kvcomm.statistics import Interval
@@ -27,6 +29,7 @@ TABLE = Table(
         ("kvcomm 0.3", "tmath"): Cell(None, 0.35),
         ("all_layers", "countries"): Cell(Interval(-0.004, NAN, NAN, 7)),
     },
+    sources={"countries": ("countries.jsonl",), "tmath": ("a_1.jsonl", "b|2.jsonl")},
     notes=("A note, 100% true.",),
     headings={"countries": "Countries"},
 )
@@ -45,6 +48,7 @@ def test_text_has_the_interval_and_the_paper_below_each_value() -> None:
         "                        n=7",
         "",
         "A note, 100% true.",
+        "data files: Countries: countries.jsonl; tmath: a_1.jsonl, b|2.jsonl.",
     ]
 
 
@@ -58,6 +62,7 @@ def test_markdown_has_a_cell_per_value() -> None:
         "| all_layers | 0.00 [n=7] | - |",
         "",
         "- A note, 100% true.",
+        r"- data files: Countries: countries.jsonl; tmath: a_1.jsonl, b\|2.jsonl.",
     ]
 
 
@@ -70,6 +75,8 @@ def test_latex_escapes_and_aligns() -> None:
     )
     assert r"all\_layers & 0.00 {\scriptsize [n=7]} & -- \\" in lines
     assert r"A note, 100\% true.\par" in lines
+    files = r"data files: Countries: countries.jsonl; tmath: a\_1.jsonl, b\textbar{}2.jsonl.\par"
+    assert files in lines
 
 
 @pytest.mark.parametrize(
@@ -91,10 +98,32 @@ def test_csv_has_a_line_per_cell_with_full_numbers() -> None:
     assert len(rows) == 4
     assert rows[0] == {
         "table": "table-1", "measure": "match", "row": "kvcomm 0.3", "column": "countries",
-        "value": "0.456", "low": "0.361", "high": "0.554", "n": "99", "paper": "0.46", "note": "",
+        "value": "0.456", "low": "0.361", "high": "0.554", "n": "99", "paper": "0.46",
+        "data": "countries.jsonl",
     }  # fmt: skip
     assert (rows[1]["value"], rows[1]["paper"]) == ("", "0.35")
+    assert rows[1]["data"] == "a_1.jsonl; b|2.jsonl"
     assert (rows[2]["value"], rows[2]["low"], rows[2]["n"]) == ("-0.004", "", "7")
+
+
+def test_a_cell_that_is_about_no_one_data_set_has_the_files_of_all() -> None:
+    assert TABLE.files("kvcomm 0.3", "tmath") == ("a_1.jsonl", "b|2.jsonl")
+    assert TABLE.files("countries", "tmath") == ("countries.jsonl", "a_1.jsonl", "b|2.jsonl")
+    assert TABLE.files("1", "ratio 0.3") == ("countries.jsonl", "a_1.jsonl", "b|2.jsonl")
+    assert replace(TABLE, sources={}).lines[-1] == "data files: none."
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("dev_80.jsonl", "dev_80.jsonl"),
+        ("_a_ b_", r"\_a\_ b\_"),
+        ("a|b*c<d\\", r"a\|b\*c\<d" + "\\" * 2),
+        ("é_ü", "é_ü"),
+    ],
+)
+def test_markdown_text(given: str, expected: str) -> None:
+    assert markdown_text(given) == expected
 
 
 # ---- what the paper printed ----------------------------------------------------------------

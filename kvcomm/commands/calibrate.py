@@ -2,7 +2,7 @@
 
 import argparse
 
-from kvcomm.options.choice import FIRST_TOKEN
+from kvcomm.options.choice import FIRST_TOKEN, add_alpha, add_preset
 from kvcomm.options.data import add_data
 from kvcomm.options.output import add_json, print_json
 from kvcomm.options.pair import add_models, layer_map_of, load_pair
@@ -23,8 +23,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="count the first context token in the mass, skip it, or auto (default: as the preset "
         "does)",
     )  # fmt: skip
-    parser.add_argument("--preset", default="paper", choices=("paper", "reference"))
-    parser.add_argument("--alpha", type=float, default=1.0, metavar="A", help="default 1")
+    add_preset(parser)
+    add_alpha(parser, 1.0, "1")
     parser.add_argument(
         "--out", type=path, required=True, metavar="FILE", help="where the scores go"
     )
@@ -34,9 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write the scores, and print the ranking."""
     from kvcomm import tasks
-    from kvcomm.evaluate import measure
+    from kvcomm.layout import counted
     from kvcomm.methods import Bench
     from kvcomm.plan import Plan, Prompts
+    from kvcomm.progress import on_terminal
 
     task = tasks.find(arguments.task)
     examples = task.load(arguments.data, arguments.context)
@@ -52,10 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         preset=arguments.preset,
         max_new_tokens=task.max_new_tokens,
         layer_map=layer_map_of(arguments, sender, receiver),
+        bars=on_terminal(),
     )
     plan = Plan(tuple(examples[: arguments.samples]), (), {})
-    prompts = Prompts(bench, task, plan, None)
-    scores = measure(bench, [prompts.item(n, one) for n, one in enumerate(plan.calibration)])
+    bench.prompts = Prompts(bench, task, plan, None)
+    samples = [(item.sender, item.receiver) for item in bench.prompts.calibration()]
+    scores = bench.calibrate(samples, what="calibrating")
     scores = scores.skipping(FIRST_TOKEN.get(arguments.first_token))
     scores.save(arguments.out)
     ranking, mass = scores.ranking(arguments.alpha), scores.mass
@@ -80,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{rank:4d}  {layer:5d}  {mass[layer]:.6f}  {values[layer]:.4f}")
     first = "left out" if scores.skip_first else "counted"
     print(
-        f"{arguments.samples} records, preset {scores.preset}; the first context token is {first}, "
-        f"it holds {scores.first_share:.0%} of the mass in the upper half; "
-        f"written to {arguments.out}"
+        f"{counted(scores.n_samples, 'record')}, preset {scores.preset}; the first context token "
+        f"is {first}, it holds {scores.first_share:.0%} of the mass in the upper half; written to "
+        f"{arguments.out}"
     )
     return 0

@@ -2,12 +2,18 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kvcomm.options.choice import add_layers, add_methods, options_of
-from kvcomm.options.data import add_data
+from kvcomm.options.data import add_amount, add_data
 from kvcomm.options.output import add_json, run_title, say, show_run
 from kvcomm.options.pair import add_models, layer_map_of, load_pair, load_scores
 from kvcomm.options.values import path
+
+if TYPE_CHECKING:
+    from kvcomm.plan import Plan
+    from kvcomm.selection import LayerScores
+    from kvcomm.tasks import Task
 
 HELP = "compare methods on a data set, and report"
 
@@ -26,15 +32,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--calibration-size", type=int, default=1, metavar="N", help="how many (default 1)"
     )
     parser.add_argument(
+        "--scores-of", metavar="TASK",
+        help="with --scores: the other task that they were made on (default: the run's own)",
+    )  # fmt: skip
+    parser.add_argument(
         "--published-protocol", action="store_true",
         help="with --preset reference: calibrate on the first records of the data and score them "
-        "too, as the published code does",
+        "too, as the published code does; with --online count also the answer that calibrates",
     )  # fmt: skip
-    parser.add_argument("--limit", type=int, metavar="N", help="score at most N records")
-    parser.add_argument(
-        "--batch-size", type=int, default=8, metavar="B",
-        help="records at a time (default 8); changes times, never results",
-    )  # fmt: skip
+    add_amount(parser)
     parser.add_argument(
         "--max-new-tokens", type=int, metavar="N", help="of an answer (default: the task's)"
     )
@@ -64,43 +70,17 @@ def run(arguments: argparse.Namespace) -> int:
     from kvcomm import report, tasks
     from kvcomm.evaluate import evaluate
     from kvcomm.methods import methods
-    from kvcomm.plan import divide
     from kvcomm.runs import read_run
 
+    _check_options(arguments)
     task = tasks.find(arguments.task)
     chosen = methods(arguments.methods, options_of(arguments))
-    if arguments.published_protocol and (
-        arguments.preset != "reference" or arguments.calibration is not None
-    ):
-        raise ValueError(
-            "--published-protocol goes with --preset reference and without --calibration"
-        )
-    examples = task.load(arguments.data, arguments.context)
-    other = None
-    if arguments.calibration is not None:
-        other = task.load(arguments.calibration, arguments.context)
     measured = any(method.calibrated for method in chosen) and arguments.scores is None
-    n_calibration = arguments.calibration_size if measured else 0
-    if "search" in (arguments.strategy or ()):
-        n_calibration = max(n_calibration, arguments.search_records)
-    if arguments.calibration is not None and not n_calibration:
-        raise ValueError("--calibration: no method of this run calibrates on records")
-    plan = divide(
-        examples,
-        calibration=other,
-        n_calibration=n_calibration,
-        limit=arguments.limit,
-        published=arguments.published_protocol,
-        senders=arguments.senders,
-    )
+    plan = _plan(arguments, task, measured=measured)
     sender, receiver = load_pair(arguments, arguments.preset)
-    about = {
-        "data": Path(arguments.data).name if Path(arguments.data).exists() else arguments.data,
-        "context": arguments.context or task.contexts[0],
-        "calibration_data": Path(arguments.calibration or arguments.data).name
-        if measured
-        else arguments.scores and Path(arguments.scores).name,
-    }
+    scores = load_scores(arguments, sender, receiver)
+    if scores is not None:
+        _check_task(scores, task, arguments)
     out = Path(arguments.out)
     summary = evaluate(
         sender,
@@ -111,17 +91,81 @@ def run(arguments: argparse.Namespace) -> int:
         out,
         preset=arguments.preset,
         layer_map=layer_map_of(arguments, sender, receiver),
-        scores=load_scores(arguments, sender, receiver),
+        scores=scores,
         max_new_tokens=arguments.max_new_tokens,
         max_input_tokens=arguments.max_input_tokens,
         batch_size=arguments.batch_size,
         seed=arguments.seed,
         think=arguments.think,
         agreement=arguments.agreement,
-        about=about,
+        about=_about(arguments, task, measured=measured),
         command=("kvcomm", *arguments.argv),
         progress=True,
         note=say,
     )
     written = report.write_report(summary, out, run_title(summary), read_run(out)[1])
     return show_run(summary, written, arguments)
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that go with others only."""
+    if arguments.published_protocol and (
+        arguments.preset != "reference" or arguments.calibration is not None
+    ):
+        raise ValueError(
+            "--published-protocol goes with --preset reference and without --calibration"
+        )
+    if arguments.scores_of is not None and arguments.scores is None:
+        raise ValueError("--scores-of goes with --scores")
+
+
+def _plan(arguments: argparse.Namespace, task: "Task", *, measured: bool) -> "Plan":
+    """Which records do what; measured: some are calibrated on."""
+    from kvcomm.plan import divide
+
+    examples = task.load(arguments.data, arguments.context)
+    other = None
+    if arguments.calibration is not None:
+        other = task.load(arguments.calibration, arguments.context)
+    n_calibration = arguments.calibration_size if measured else 0
+    if "search" in (arguments.strategy or ()):
+        n_calibration = max(n_calibration, arguments.search_records)
+    if arguments.calibration is not None and not n_calibration:
+        raise ValueError("--calibration: no method of this run calibrates on records")
+    return divide(
+        examples,
+        calibration=other,
+        n_calibration=n_calibration,
+        limit=arguments.limit,
+        published=arguments.published_protocol,
+        senders=arguments.senders,
+    )
+
+
+def _about(arguments: argparse.Namespace, task: "Task", *, measured: bool) -> dict[str, Any]:
+    """Where the data of the run is from, for its settings."""
+    data, scores = Path(arguments.data), arguments.scores
+    given = Path(scores).name if scores else scores
+    about = {
+        "data": data.name if data.exists() else arguments.data,
+        "context": arguments.context or task.contexts[0],
+        "calibration_data": Path(arguments.calibration or data).name if measured else given,
+    }
+    if arguments.scores_of is not None:
+        about["scores_of"] = arguments.scores_of
+    return about
+
+
+def _check_task(scores: "LayerScores", task: "Task", arguments: argparse.Namespace) -> None:
+    """Refuse scores of another task than is asked for; older files do not say whose they are."""
+    from kvcomm.errors import MismatchError
+
+    wanted = arguments.scores_of or task.name
+    if scores.task in (None, wanted):
+        if wanted != task.name:
+            say(f"layers for {task.name} are chosen by scores of {wanted}")
+        return
+    takes = "" if arguments.scores_of else f" (--scores-of {scores.task} takes them all the same)"
+    raise MismatchError(
+        f"{arguments.scores}: made on task {scores.task!r}, expected {wanted!r}{takes}"
+    )

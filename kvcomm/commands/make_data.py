@@ -1,6 +1,6 @@
 """`kvcomm make-data`: write records of countries or tipsheets, for those who have no data.
 
-Owns the command's options and what it prints; `kvcomm.tasks.generate` makes the records.
+Owns the command's options and what it prints; `kvcomm.tasks.make` makes the records.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         The file cannot be written.
     """
     from kvcomm.packet import write_whole
-    from kvcomm.tasks.generate import generate
+    from kvcomm.tasks.make import generate
 
     write_whole(arguments.out, generate(arguments.task, arguments.records, arguments.seed))
     print(f"{arguments.records} records of {arguments.task} written to {arguments.out}")

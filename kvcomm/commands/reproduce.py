@@ -4,18 +4,20 @@ Owns the options and what is printed; how exhibits are made is kvcomm/reproduce.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcomm.options.pair import add_threads, set_threads
-from kvcomm.options.values import words
+from kvcomm.options.choice import add_alpha, add_preset
+from kvcomm.options.data import add_amount
+from kvcomm.options.output import say
+from kvcomm.options.pair import MODEL, add_device, add_dtype, set_threads
+from kvcomm.options.values import path, words
 
 if TYPE_CHECKING:
-    from kvcomm.reproduce.claims import Verdict
     from kvcomm.reproduce.exhibit import Built
     from kvcomm.reproduce.request import Request
+    from kvcomm.reproduce.verdict import Verdict
 
 HELP = "make the paper's tables and figures again"
 
@@ -41,32 +43,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of the main tables: kvcomm,nld,cipher,ac (default: all)",
     )  # fmt: skip
     given = parser.add_argument_group("models and data")
-    given.add_argument(
-        "--models", type=words, metavar="SENDER[,RECEIVER]",
-        help="a folder, a .gguf file, a name of `kvcomm models`, or a hub id",
-    )  # fmt: skip
-    given.add_argument("--data-dir", metavar="DIR", help="the folder of the data files")
-    given.add_argument("--limit", type=int, metavar="N", help="score at most N records per task")
-    given.add_argument(
-        "--dtype", default="auto", choices=("auto", "f32", "f16", "bf16"),
-        help="type of the weights in memory (auto: as stored)",
-    )  # fmt: skip
-    given.add_argument("--device", default="cpu", help="cpu (default), cuda or guard")
-    add_threads(given)
-    given.add_argument(
-        "--batch-size", type=int, default=8, metavar="B",
-        help="records at a time (default 8); changes times, never results",
-    )  # fmt: skip
+    given.add_argument("--models", type=words, metavar="SENDER[,RECEIVER]", help=MODEL)
+    given.add_argument("--data-dir", type=path, metavar="DIR", help="the folder of the data files")
+    add_amount(given, " per task")
+    add_dtype(given)
+    add_device(given)
     how = parser.add_argument_group("protocol")
-    how.add_argument(
-        "--preset", default="paper", choices=("paper", "reference"),
-        help="the paper's text (default), or its published code with its protocol: calibration on "
-        "the first records of the data, which are scored too",
-    )  # fmt: skip
-    how.add_argument(
-        "--alpha", type=float, metavar="A",
-        help="weight of the attention against the Gaussian over depth (default: the paper's for "
-        "the family, 0.8 for Qwen and Falcon, else 1; in preset reference 1)",
+    add_preset(
+        how,
+        " with its protocol: calibration on the first records of the data, which are scored too",
+    )
+    add_alpha(
+        how, None,
+        "the paper's for the family, 0.8 for Qwen and Falcon, else 1; in preset reference 1",
     )  # fmt: skip
     how.add_argument(
         "--score", default="recovered", choices=("recovered", "match"),
@@ -80,11 +69,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--paper-pair", metavar="N", help="pair of the paper to stand beside (default: closest)"
     )
-    parser.add_argument("--out", metavar="DIR", help="where results and their runs go")
+    parser.add_argument("--out", type=path, metavar="DIR", help="where results and their runs go")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make what was asked for; 1 when records failed."""
+    from kvcomm.layout import counted
     from kvcomm.reproduce.catalogue import EXHIBITS
     from kvcomm.reproduce.course import check, reproduce
 
@@ -105,13 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
     for name in names:
         check(name)
     request = _request(arguments)
-
-    def note(line: str) -> None:
-        print(f"kvcomm: {line}", file=sys.stderr, flush=True)
-
-    n_failed = reproduce(names, request, command=("kvcomm", *arguments.argv), note=note, tell=_tell)
+    n_failed = reproduce(names, request, command=("kvcomm", *arguments.argv), note=say, tell=_tell)
     if n_failed:
-        note(f"{n_failed} answers failed; the logs below {request.out.name}/runs say why")
+        failed = f"{counted(n_failed, 'answer')} failed"
+        say(f"{failed}; the logs below {request.out.name}/runs say why")
     return 1 if n_failed else 0
 
 

@@ -78,7 +78,7 @@ def rescore(folder: Path) -> tuple[int, int]:
     """
     from kvcomm import runs, tasks
     from kvcomm.packet import write_whole
-    from kvcomm.records import RECORDS, dumps, locked
+    from kvcomm.records import RECORDS, dumps, locked, read_log
 
     settings = runs.read_settings(folder)["settings"]
     task = tasks.find(settings.get("task"))
@@ -86,21 +86,11 @@ def rescore(folder: Path) -> tuple[int, int]:
         return 0, 0
     path = folder / RECORDS
     with locked(folder):
-        old = _lines(path)
+        old = read_log(path)
         new = [_judge(path, number, line, task) for number, line in enumerate(old, 1)]
         if new != old:
             write_whole(path, b"".join(f"{dumps(line)}\n".encode() for line in new))
     return sum(map(_differences, old, new)), sum("error" not in line for line in old)
-
-
-def _lines(path: Path) -> "list[Record]":
-    from kvcomm.errors import FormatError
-    from kvcomm.records import parse
-
-    lines, n_damaged = parse(path.read_bytes())
-    if n_damaged:
-        raise FormatError(f"{path}: {n_damaged} damaged lines; the run's command mends them")
-    return lines
 
 
 def _judge(path: Path, number: int, line: "Record", task: "Task") -> "Record":

@@ -1,7 +1,7 @@
 """Which methods and layers a command runs: the options, and `methods.Options` out of them."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvcomm.options.values import numbers, ratios, seed, words
 
@@ -35,15 +35,9 @@ def add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
         help="count the first context token in the attention mass, skip it, or auto: count it "
         "where attention rests on it (default: as the preset does)",
     )  # fmt: skip
-    group.add_argument(
-        "--alpha", type=float, default=1.0, metavar="A",
-        help="weight of the attention against the Gaussian over depth (default 1)",
-    )  # fmt: skip
+    add_alpha(group, 1.0, "1")
     group.add_argument("--level", type=int, metavar="N", help="rank level of attention_level")
-    group.add_argument(
-        "--preset", default="paper", choices=("paper", "reference"),
-        help="the paper's text (default), or its published code",
-    )  # fmt: skip
+    add_preset(group)
     group.add_argument(
         "--shift-back", action="store_true",
         help="in layers that are not sent, do not shift the question's positions (KVComm-S)",
@@ -52,6 +46,22 @@ def add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
         "--scores", metavar="FILE", help="layer scores that `kvcomm calibrate` wrote"
     )
     group.add_argument("--seed", type=seed, default=42, metavar="S", help="seed (default 42)")
+
+
+def add_alpha(parser: Any, default: float | None, told: str) -> None:
+    """`--alpha`. told: what the default is."""
+    parser.add_argument(
+        "--alpha", type=float, default=default, metavar="A",
+        help=f"weight of the attention against the Gaussian over depth (default: {told})",
+    )  # fmt: skip
+
+
+def add_preset(parser: Any, more: str = "") -> None:
+    """`--preset`. more: what "reference" means besides."""
+    parser.add_argument(
+        "--preset", default="paper", choices=("paper", "reference"),
+        help=f"the paper's text (default), or its published code{more}",
+    )  # fmt: skip
 
 
 def add_methods(parser: argparse.ArgumentParser) -> None:

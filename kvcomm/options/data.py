@@ -1,6 +1,7 @@
 """The data of a command: its options."""
 
 import argparse
+from typing import Any
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -20,4 +21,13 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--context", choices=("gold", "full"),
         help="what the sender reads: the supporting sentences only, or all there is (default: as "
         "published for the task)",
+    )  # fmt: skip
+
+
+def add_amount(parser: Any, each: str = "") -> None:
+    """`--limit` and `--batch-size`. each: what has so many records at most."""
+    parser.add_argument("--limit", type=int, metavar="N", help=f"score at most N records{each}")
+    parser.add_argument(
+        "--batch-size", type=int, default=8, metavar="B",
+        help="records at a time (default 8); changes times, never results",
     )  # fmt: skip

@@ -33,6 +33,7 @@ def run_title(summary: dict[str, Any]) -> str:
 def show_run(summary: dict[str, Any], report: Path, arguments: argparse.Namespace) -> int:
     """Print a run's results; the status says whether records failed."""
     from kvcomm import report as reports
+    from kvcomm.layout import counted
 
     if arguments.json:
         print_json(summary)
@@ -48,5 +49,5 @@ def show_run(summary: dict[str, Any], report: Path, arguments: argparse.Namespac
     failed = sum(method["failed"] for method in summary["methods"])
     if failed:
         attempted = sum(method["attempted"] for method in summary["methods"])
-        say(f"{failed} of {attempted} answers failed; the log says why")
+        say(f"{failed} of {counted(attempted, 'answer')} failed; the log says why")
     return 1 if failed else 0

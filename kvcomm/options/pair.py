@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from kvcomm.selection import LayerScores
 
 
+#: What may name a model.
+MODEL = "a folder, a .gguf file, a name of `kvcomm models`, or a hub id"
+
+
 def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Models, their types, and the device."""
     group = parser.add_argument_group("models")
     group.add_argument(
         "--model", required=required, metavar="M",
-        help="the sender's model, and the receiver's: a folder, a .gguf file, a name of "
-        "`kvcomm models`, or a hub id",
+        help=f"the sender's model, and the receiver's: {MODEL}",
     )  # fmt: skip
     group.add_argument(
         "--receiver", metavar="M2", help="the receiver's model, if it is another (a fine-tune)"
@@ -28,16 +31,26 @@ def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
         help="receiver layer of each sender layer, for models of different depth: a list, or "
         "'published'",
     )  # fmt: skip
-    group.add_argument(
-        "--dtype", default="auto", choices=("auto", "f32", "f16", "bf16"),
-        help="type of the weights in memory (auto: as stored)",
-    )  # fmt: skip
+    add_dtype(group)
     group.add_argument(
         "--kv-dtype", default="f32", choices=("f32", "f16", "bf16"),
         help="type of keys and values, in memory and in the message (default f32)",
     )  # fmt: skip
-    group.add_argument("--device", default="cpu", help="cpu (default), cuda or guard")
-    add_threads(group)
+    add_device(group)
+
+
+def add_dtype(parser: Any) -> None:
+    """`--dtype`."""
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "f32", "f16", "bf16"),
+        help="type of the weights in memory (auto: as stored)",
+    )  # fmt: skip
+
+
+def add_device(parser: Any) -> None:
+    """`--device` and `--threads`."""
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or guard")
+    add_threads(parser)
 
 
 def add_threads(parser: Any) -> None:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcomm.layout import counted
 from kvcomm.records import Record
 from kvcomm.report.answers import REASONS, Shown, layer_shares, worth_showing
 from kvcomm.report.tables import (
@@ -134,16 +135,16 @@ def _answers(summary: Summary, records: Sequence[Record]) -> list[str]:
     if not records:
         return []
     found = worth_showing(summary, records)
-    n_records = len({record["id"] for record in records})
+    n_records = counted(len({record["id"] for record in records}), "record")
     reasons = ", ".join(
         f"{text}: {n}"
         for why, text in REASONS.items()
         if (n := sum(one.why == why for one in found))
     )
     told = (
-        f"Of {n_records} records {len(found)} are worth a look ({reasons})."
+        f"Worth a look are {len(found)} of {n_records} ({reasons})."
         if found
-        else f"Every method answered all {n_records} records right."
+        else f"Every method answered all of {n_records} right."
     )
     if len(found) > N_SHOWN:
         told += f" The first {N_SHOWN} of these:"

@@ -6,9 +6,11 @@ table leaves out more where it would be wider than a terminal, and says so.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvcomm import tasks
+from kvcomm.layout import aligned, markdown_text, number
 from kvcomm.packet import whole_layers
 
 Summary = Mapping[str, Any]
@@ -36,8 +38,7 @@ def seconds(value: float | None) -> str:
 
 def decimals(places: int) -> Callable[[float | None], str]:
     """A way to write numbers with so many decimals."""
-    # Adding 0.0 turns the -0.0 that rounding may leave into 0.0.
-    return lambda value: "-" if value is None else f"{round(value, places) + 0.0:.{places}f}"
+    return partial(number, places=places)
 
 
 _HUNDREDTHS = decimals(2)
@@ -148,13 +149,23 @@ _UNMEASURED: dict[str, Callable[[Summary, Mapping[str, Any]], str]] = {
 
 
 def caption(summary: Summary) -> str:
-    """What every table of the run has to say: task, models, preset, protocol, published metric."""
+    """What every table of the run has to say: task, models, data, preset, protocol, metric."""
     settings = summary["settings"]
     models = dict.fromkeys(settings[side]["model"] for side in ("sender", "receiver"))
     return (
-        f"{settings['task']}, {' to '.join(models)}; preset {settings['preset']}; "
-        f"{_protocol(settings)}; * the published metric: "
+        f"{settings['task']}, {' to '.join(models)}; {_data(settings)}; preset "
+        f"{settings['preset']}; {_protocol(settings)}; * the published metric: "
         f"{METRICS[published_metric(summary)]}."
+    )
+
+
+def _data(settings: Mapping[str, Any]) -> str:
+    """The files of the records, and those that the layers were chosen by where these are others."""
+    scored, calibrating = settings.get("data"), settings.get("calibration_data")
+    if scored is None:
+        return "data not recorded"
+    return f"data {scored}" + (
+        f", calibrated by {calibrating}" if calibrating not in (None, scored) else ""
     )
 
 
@@ -193,29 +204,14 @@ def _lines(summary: Summary, shown: Sequence[Column]) -> list[str]:
         lines.append(tuple(value for value, _ in cells))
         if any(interval for _, interval in cells):
             lines.append(tuple(interval for _, interval in cells))
-    widths = [max(len(line[place]) for line in lines) for place in range(len(shown))]
-    texts = [
-        "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    return [texts[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *texts[1:]]
+    return aligned(lines)
 
 
 def markdown_table(summary: Summary) -> str:
     """The table in Markdown; intervals in brackets behind their values, a caption below."""
     shown = columns(summary)
-    headings = [_escaped(column.heading) for column in shown]
+    headings = [markdown_text(column.heading) for column in shown]
     lines = [" | ".join(headings), " | ".join(["---", *["---:"] * (len(shown) - 1)])]
     for cells in rows(summary, shown):
-        lines.append(" | ".join(_escaped(f"{v} [{i}]" if i else v) for v, i in cells))
-    return "\n".join([*(f"| {line} |" for line in lines), "", _escaped(caption(summary))])
-
-
-def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    for mark in "\\|*_<":
-        text = text.replace(mark, "\\" + mark)
-    return text
+        lines.append(" | ".join(markdown_text(f"{v} [{i}]" if i else v) for v, i in cells))
+    return "\n".join([*(f"| {line} |" for line in lines), "", markdown_text(caption(summary))])

@@ -7,6 +7,7 @@ is the summary's.
 from collections.abc import Mapping
 from typing import Any
 
+from kvcomm.layout import counted
 from kvcomm.report.tables import Summary, columns
 from kvcomm.statistics import FEW
 
@@ -44,8 +45,8 @@ def notes(summary: Summary) -> list[str]:
         "message: what was handed over, per record; skyline is one model, nothing is sent. "
         "prefilled: tokens of the receiver's prompt, per record.",
         "first token: wall time from the receiver's start to its first token, in batches of "
-        f"{environment['batch_size']} on {environment['machine']['threads']} threads, mean; the "
-        "sender's reading is not in it.",
+        f"{environment['batch_size']} on {counted(environment['machine']['threads'], 'thread')}, "
+        "mean; the sender's reading is not in it.",
     ]  # fmt: skip
     for reason, ids in summary["excluded"].items():
         if ids:
@@ -136,12 +137,12 @@ def finding(summary: Summary) -> str:
     layers = (
         "layers chosen online"
         if best["layers"] is None
-        else (f"{len(best['layers'])} of {n_layers} layers")
+        else f"{len(best['layers'])} of {counted(n_layers, 'layer')}"
     )
     picked = f", the best of {len(chosen)} here" if len(chosen) > 1 else ""
     line = (
         f"{best['label']}{picked}: K and V of {layers} give {share['value']:.0%} of what reading "
-        f"the context would give (95% interval {_range(share)}, {share['n']} records)"
+        f"the context would give (95% interval {_range(share)}, {counted(share['n'], 'record')})"
     )
     if share["n"] < FEW:
         return f"{line}: too few to judge."
@@ -155,8 +156,9 @@ def finding(summary: Summary) -> str:
         better = sum(_above(c["nll_less"]) for c in compared)
         worse = sum(_below(c["nll_less"]) for c in compared)
         line += (
-            f"; against one draw of as many random layers, layers chosen by attention are clearly "
-            f"better in {better} of {len(compared)} comparisons, clearly worse in {worse}"
+            "; against one draw of as many random layers, layers chosen by attention are clearly "
+            f"better in {better} of {counted(len(compared), 'comparison')}, "
+            f"clearly worse in {worse}"
         )
     return line + "."
 

@@ -2,11 +2,12 @@
 
     request.py    what was asked for         course.py     the course: made, judged, written
     data.py       which records are scored   runs.py       runs what is missing, reads it back
-    methods.py    which methods are run      measures.py   values and intervals out of records
+    groups.py     which methods are run      measures.py   values and intervals out of records
     catalogue.py  which exhibits there are   exhibit.py    what an exhibit is
     table.py      tables and their forms     figures.py    how figures are drawn
     paper.py      what the paper printed     claims.py     claims, and whether they hold
-    write.py      the files of an exhibit    account.py    README.md of the folder
+    verdict.py    the rule of these          write.py      the files of an exhibit
+    account.py    README.md of the folder
     tables.py, sweeps.py, curves.py, ranking.py, bill.py: the exhibits; series.py: what figures over
     settings share
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from kvcomm import cost, cost_sheet
 from kvcomm.cost_sheet import Row, Sheet
 from kvcomm.reproduce import tables
-from kvcomm.reproduce.claims import FAILS, HOLDS, Judged, Verdict
 from kvcomm.reproduce.data import Data
-from kvcomm.reproduce.exhibit import HEADINGS, Built, Exhibit
+from kvcomm.reproduce.exhibit import HEADINGS, Built, Exhibit, heading
 from kvcomm.reproduce.runs import Runs
 from kvcomm.reproduce.table import Cell, Table
+from kvcomm.reproduce.verdict import FAILS, HOLDS, Judged, Verdict
 from kvcomm.shapes import Shape
 from kvcomm.statistics import Interval
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 ROWS = ("ac", "skyline", "kvcomm 0.3", "kvcomm 0.5", "kvcomm 0.7", "all layers")
 KVCOMM = ROWS[2:5]
+
+#: What the numbers are, for tables and figure.
+ANALYTIC = "analytic, one record of the mean length of n, so no interval; every prefill in full"
 
 
 @dataclass(frozen=True)
@@ -49,75 +52,86 @@ ACCOUNTS = (
     Account("receiver's memory, excess over AC", "MB", 1e6, lambda row: row.memory.excess),
 )  # fmt: skip
 
+
+@dataclass(frozen=True)
+class Billed:
+    """A task's sheet, how many records its lengths are means of, and the files of these."""
+
+    sheet: Sheet
+    n: int
+    files: tuple[str, ...]
+
+
 #: Those that are drawn.
 DRAWN = ("whole run", "excess over AC", "receiver's memory, excess over AC")
 
 
 def build(runs: Runs, exhibit: Exhibit) -> Built:
     """Figure 8 and the paper's claims about costs."""
-    sheets = {}
-    for found in runs.chosen(exhibit):
-        shape = Shape.of(runs.agents[1].model)
-        setting = cost.Setting(preset=runs.request.preset)
-        lengths = _lengths(runs, found)
-        sheets[found.task.name] = cost_sheet.sheet(
-            tables.models(runs), shape, lengths, setting=setting
-        )
-    made = tuple(_table(runs, exhibit, sheets, account) for account in ACCOUNTS)
+    setting = cost.Setting(preset=runs.request.preset)
+    bills = {found.task.name: _bill(runs, found, setting) for found in runs.chosen(exhibit)}
+    about = (
+        f"{tables.models(runs)}, preset {setting.preset}, weights in {setting.dtype}, K and V in "
+        f"{setting.kv_dtype}"
+    )
+    made = tuple(_table(exhibit, bills, account, about) for account in ACCOUNTS)
 
     def draw() -> "Figure":
         from kvcomm.reproduce import figures
 
         parts = []
-        for task in sheets:
+        for task, bill in bills.items():
             for table, account in zip(made, ACCOUNTS, strict=True):
                 if account.name in DRAWN:
                     found = [table.cell(row, task).measured for row in ROWS]
                     values = tuple(None if one is None else one.value for one in found)
-                    title = f"{HEADINGS.get(task, task)}: {account.name}"
-                    parts.append(figures.Bars(title, account.unit, ROWS, values))
-        foot = f"{tables.models(runs)}; analytic, one record of mean length; every prefill in full"
-        return figures.draw(parts, f"Figure 8. {exhibit.title}", foot)
+                    title = f"{heading(task)}, n = {bill.n}\n{account.name}"
+                    unit = f"{account.unit} per record"
+                    parts.append(figures.Bars(title, unit, ROWS, values))
+        foot = f"{about}; {ANALYTIC}"
+        return figures.draw(parts, f"{exhibit.label}. {exhibit.title}", foot)
 
-    return Built(made, (), draw, _verdicts(sheets))
+    return Built(made, (), draw, _verdicts({task: bill.sheet for task, bill in bills.items()}))
 
 
-def _lengths(runs: Runs, found: Data) -> cost.Lengths:
-    """Mean lengths of the scored records' prompts and gold answers, in tokens."""
+def _bill(runs: Runs, found: Data, setting: cost.Setting) -> Billed:
+    """The costs at the mean lengths of the scored records' prompts and gold answers, in tokens."""
     items = runs.items(found)
-    return cost.Lengths(
+    lengths = cost.Lengths(
         context=round(fmean(len(item.sender) for item in items)),
         query=round(fmean(len(item.receiver) for item in items)),
         answer=round(fmean(len(item.gold[0]) for item in items)) + 1,
     )
+    shape = Shape.of(runs.agents[1].model)
+    sheet = cost_sheet.sheet(tables.models(runs), shape, lengths, setting=setting)
+    return Billed(sheet, len(items), found.sources(item.example.id for item in items))
 
 
-def _table(runs: Runs, exhibit: Exhibit, sheets: dict[str, Sheet], account: Account) -> Table:
+def _table(exhibit: Exhibit, bills: dict[str, Billed], account: Account, about: str) -> Table:
     nothing = float("nan")
     cells = {}
-    for task, sheet in sheets.items():
-        n = len(runs.data(task).plan.scored)
+    for task, bill in bills.items():
         for label in ROWS:
-            value = account.pick(sheet.row(label))
+            value = account.pick(bill.sheet.row(label))
             if value is not None:
-                cells[label, task] = Cell(Interval(value / account.size, nothing, nothing, n))
+                found = Interval(value / account.size, nothing, nothing, bill.n)
+                cells[label, task] = Cell(found)
     lengths = "; ".join(
-        f"{HEADINGS.get(task, task)} {one.lengths.context}, {one.lengths.query}, "
-        f"{one.lengths.answer}"
-        for task, one in sheets.items()
+        f"{heading(task)} {of.context}, {of.query}, {of.answer}"
+        for task, of in ((task, bill.sheet.lengths) for task, bill in bills.items())
     )
     return Table(
-        title=f"Figure 8. {exhibit.title}: {account.name}, {account.unit} per record. "
-        f"{tables.models(runs)}.",
+        title=f"{exhibit.label}. {exhibit.title}: {account.name}, {account.unit} per record. "
+        f"{about}.",
         measure=account.name,
         corner="method",
         rows=ROWS,
-        columns=tuple(sheets),
+        columns=tuple(bills),
         cells=cells,
+        sources={task: bill.files for task, bill in bills.items()},
         notes=(
             f"tokens of context, query, answer (means of the n records, gold answers): {lengths}.",
-            "analytic, every prefill in full; weights and K and V in bf16. The paper printed no "
-            "numbers.",
+            f"{ANALYTIC}. The paper printed no numbers.",
         ),
         decimals=3,
         headings=HEADINGS,
@@ -137,7 +151,7 @@ def _verdicts(sheets: dict[str, Sheet]) -> tuple[Verdict, ...]:
         parts.append(
             Verdict(
                 f"flops-{task}",
-                f"KVComm computes 2.5 to 6 times less than Skyline on {HEADINGS.get(task, task)}",
+                f"KVComm computes 2.5 to 6 times less than Skyline on {heading(task)}",
                 (
                     _within(rows, flops, 2.5, 6.0, "excess over AC, the paper's formulas", "x"),
                     _within(rows, lambda r: r.full.excess_less, 2.5, 6.0, "excess over AC, FLOPs",
@@ -154,7 +168,7 @@ def _verdicts(sheets: dict[str, Sheet]) -> tuple[Verdict, ...]:
         parts.append(
             Verdict(
                 f"bytes-{task}",
-                f"KVComm sends up to 3 times less than all layers on {HEADINGS.get(task, task)}",
+                f"KVComm sends up to 3 times less than all layers on {heading(task)}",
                 (_within(rows, less, 1.0, 3.0, "bytes sent", "x"),),
             )
         )

@@ -4,7 +4,7 @@ The whole list of `kvcomm reproduce --list`. How an exhibit is made is in tables
 curves.py.
 """
 
-from kvcomm.reproduce import bill, curves, methods, ranking, sweeps, tables
+from kvcomm.reproduce import bill, curves, groups, ranking, sweeps, tables
 from kvcomm.reproduce.exhibit import TASKS, Exhibit
 
 _MAIN = "baseline, skyline, NLD, CIPHER, AC by three rules, KVComm at 0.3, 0.5, 0.7, all layers"
@@ -51,7 +51,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "table-11", "Positions: KVComm-S against KVComm", "KVComm with and without shift_back",
             TASKS,
             tables.over_main(
-                tables.SHIFT_BACK, ("11",), methods.shift_back, tables.SHIFT_BACK_NOTES
+                tables.SHIFT_BACK, ("11",), groups.shift_back, tables.SHIFT_BACK_NOTES
             ),
         ),
         Exhibit("figure-2", _TOKEN, _TOKEN_RUNS, ("mmlu",), curves.token_importance),
@@ -118,7 +118,7 @@ EXHIBITS: dict[str, Exhibit] = {
         Exhibit(
             "extra-controls", "Messages that hold nothing of use, beside the baseline",
             "KV of a wrong context, of shuffled tokens, of noise, and of random layers", TASKS,
-            tables.over_main(tables.CONTROLS, (), methods.controls),
+            tables.over_main(tables.CONTROLS, (), groups.controls),
         ),
     )
 }  # fmt: skip

@@ -3,9 +3,10 @@
 A claim says which exhibits show it, which two rows it compares (first against second) and how much
 the first has to be ahead: 0 for "better", a little below 0 for "as good as". It holds when the
 whole 95% interval of the difference is above that, does not hold when all of it is below, and
-cannot be told at this number of records otherwise. The difference is paired, record by record, mean
-over the tasks on which reading the context clearly helps: on others no message can be told from
-another.
+cannot be told at this number of records otherwise; then it says about which number would do
+(verdict.py). Two rows that are the same but for rounding differ at no number of records. The
+difference is paired, record by record, mean over the tasks on which reading the context clearly
+helps: on others no message can be told from another.
 """
 
 import re
@@ -14,53 +15,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvcomm.reproduce.groups import RATIOS
 from kvcomm.reproduce.measures import MEASURES, PUBLISHED, RECOVERED, Results, advantage
-from kvcomm.reproduce.methods import RATIOS
+from kvcomm.reproduce.verdict import (
+    EQUAL,
+    UNJUDGED,
+    UNTOLD,
+    Judged,
+    Verdict,
+    enough,
+    judge,
+    written,
+)
 from kvcomm.selection import SEED
-from kvcomm.statistics import Interval, draws, interval
+from kvcomm.statistics import FEW, draws, interval
 
-HOLDS, FAILS, UNTOLD = "holds", "does not hold", "cannot be told at this n"
-
-#: With fewer records than this an interval over them says little.
-FEW = 10
+#: Differences up to this are of rounding; one record of ten thousand makes as much of a metric.
+ROUNDING = 1e-4
 
 #: How far behind still counts as "as good as", by measure; this project's choice.
 AS_GOOD = {PUBLISHED: -0.05, RECOVERED: -0.10}
 
-
 #: A small region: at most this share of the chunks.
 SMALL = 0.25
 RESAMPLES = 500
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A verdict by one measure, with the difference that it is by."""
-
-    measure: str
-    verdict: str
-    difference: Interval | None
-    why: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim, and what each measure says of it."""
-
-    name: str
-    claim: str
-    judged: tuple[Judged, ...]
-
-    @property
-    def line(self) -> str:
-        """One line for people."""
-        said = "; ".join(f"{one.verdict} by {one.measure} ({one.why})" for one in self.judged)
-        return f"{self.claim}: {said or f'{UNTOLD} (nothing was measured)'}"
-
-
-def _ends(found: Interval) -> tuple[float, float, float]:
-    return found.value, found.low, found.high
-
 
 Test = Callable[[Sequence[Results], str], Judged]
 
@@ -73,21 +51,6 @@ class Claim:
     text: str
     exhibits: tuple[str, ...]
     test: Test
-
-
-def judge(
-    difference: Interval, at_least: float, measure: str, about: str = "", sign: str = "+"
-) -> Judged:
-    """The rule that all claims are judged by. sign: how numbers are written."""
-    value, low, high = (f"{x:{sign}.2f}" for x in _ends(difference))
-    why = f"{value} [{low}, {high}], n={difference.n}{about}"
-    if at_least:
-        why += f", wanted above {at_least:{sign}.2f}"
-    low, high = difference.low, difference.high
-    if difference.n < FEW or low != low:
-        return Judged(measure, UNTOLD, difference, why)
-    verdict = HOLDS if low > at_least else FAILS if high < at_least else UNTOLD
-    return Judged(measure, verdict, difference, why)
 
 
 def ahead(first: str, second: str, *, as_good: bool = False) -> Test:
@@ -106,12 +69,30 @@ def compare(
     at_least = AS_GOOD[measure] if as_good else 0.0
     found = advantage(results, first, second, measure)
     if found is None:
-        both = any(first in one.rows and second in one.rows for one in results)
-        why = "reading the context does not clearly help on any task" if both else "not run"
-        return Judged(measure, UNTOLD, None, why)
+        return _unjudged([r for r in results if first in r.rows and second in r.rows], measure)
     n_tasks = len(found.tasks)
     about = f" over {n_tasks} tasks" if n_tasks > 1 else f" on {found.tasks[0]}"
+    ends = (found.interval.low, found.interval.high)
+    if not as_good and found.interval.n >= FEW and all(abs(end) <= ROUNDING for end in ends):
+        return Judged(measure, EQUAL, found.interval, written(found.interval, about=about))
     return judge(found.interval, at_least, measure, about)
+
+
+def _unjudged(ran: Sequence[Results], measure: str) -> Judged:
+    """Nothing to judge by: not run, or nowhere does reading the context clearly help.
+
+    ran: the results that have the rows. Of the first task on which it seems to help, says about
+    which n would show that it does.
+    """
+    if not ran:
+        return Judged(measure, UNJUDGED, None, "not run")
+    why = "reading the context does not clearly help on any task"
+    for one in ran:
+        room = one.room(measure)
+        if one.task.needs_context and room is not None and room.value > 0 >= room.low:
+            of = f"on {one.task.name} {enough(room, 0.0)}"
+            return Judged(measure, UNTOLD, None, f"{why}; {of}")
+    return Judged(measure, UNJUDGED, None, why)
 
 
 def _main() -> list[Claim]:
@@ -160,7 +141,7 @@ def small_region(results: Sequence[Results], measure: str) -> Judged:
     """At most a quarter of the chunks give half of what all layers give, mean over tasks."""
     parts, n = [], 0
     for place, one in enumerate(results):
-        chunks = [row for row in one.rows if re.fullmatch(r"\d+-\d+", row)]
+        chunks = _chunks(one)
         field = "nll" if measure == RECOVERED else one.metric
         if not chunks or field is None or not one.helps(measure):
             continue
@@ -180,12 +161,14 @@ def small_region(results: Sequence[Results], measure: str) -> Judged:
         parts.append((share, np.array(spread)))
         n += len(ids)
     if not parts:
-        return Judged(
-            measure, UNTOLD, None, "reading the context does not clearly help, or not run"
-        )
+        return _unjudged([one for one in results if _chunks(one)], measure)
     value = SMALL - float(np.mean([share for share, _ in parts]))
     spread = SMALL - np.mean([of for _, of in parts], axis=0)
     return judge(interval(value, spread, n), 0.0, measure, f", {SMALL} less that share")
+
+
+def _chunks(one: Results) -> list[str]:
+    return [row for row in one.rows if re.fullmatch(r"\d+-\d+", row)]
 
 
 def _width(chunk: str) -> int:

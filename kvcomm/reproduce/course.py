@@ -8,6 +8,7 @@ from kvcomm.reproduce.catalogue import EXHIBITS, NOT_MADE
 from kvcomm.reproduce.exhibit import Built
 from kvcomm.reproduce.request import Request
 from kvcomm.reproduce.runs import NoDataError, Runs
+from kvcomm.reproduce.verdict import Verdict
 from kvcomm.reproduce.write import write
 
 
@@ -17,7 +18,7 @@ def reproduce(
     *,
     command: Sequence[str] = (),
     note: Callable[[str], None] = lambda line: None,
-    tell: Callable[[Built, Sequence[claims.Verdict], Sequence[Path]], None] = lambda *_: None,
+    tell: Callable[[Built, Sequence[Verdict], Sequence[Path]], None] = lambda *_: None,
 ) -> int:
     """Make exhibits by name, such as "table-1"; returns how many records failed.
 
@@ -43,7 +44,7 @@ def reproduce(
         except NoDataError as error:
             if len(names) == 1:
                 raise
-            runs.leave_out(name, str(error))
+            runs.leave_out(name, str(error).removeprefix(f"{name}: "))
             continue
         verdicts = [*claims.judged(name, built.results), *built.verdicts]
         paths = write(exhibit, built, verdicts, request.out)

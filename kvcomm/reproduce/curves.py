@@ -11,11 +11,11 @@ from kvcomm.methods import Options
 from kvcomm.methods import methods as make
 from kvcomm.methods.kvcomm import KVComm
 from kvcomm.plan import Plan
-from kvcomm.reproduce import methods, series, sweeps, tables
+from kvcomm.reproduce import groups, series, sweeps, tables
 from kvcomm.reproduce.data import Data
 from kvcomm.reproduce.exhibit import Built, Exhibit
+from kvcomm.reproduce.groups import RATIOS, Group
 from kvcomm.reproduce.measures import Results
-from kvcomm.reproduce.methods import RATIOS, Group
 from kvcomm.reproduce.runs import NoDataError, Runs
 from kvcomm.reproduce.series import NO_ANSWERS, Curves, Map
 from kvcomm.selection import SEED
@@ -33,15 +33,15 @@ TOKENS = ("last", "first", "random", "none")
 
 def message_length(runs: Runs, exhibit: Exhibit) -> Built:
     """Figure 12: NLD with longer and longer messages."""
-    groups = [
+    lengths = [
         Group(
             f"nld-{length}",
             {f"nld {length}": make(("nld",), Options(message_tokens=length))[0]},
         )
         for length in MESSAGES
     ]
-    base = methods.base(runs.alpha)
-    results = [runs.results(one, [base, *groups]) for one in runs.chosen(exhibit)]
+    ran = [groups.base(runs.alpha), *lengths]
+    results = [runs.results(one, ran) for one in runs.chosen(exhibit)]
     curves = Curves(
         "tokens of a message", tuple(map(float, MESSAGES)), ("nld",),
         lambda name, n: f"nld {n:.0f}", log=True,
@@ -60,12 +60,11 @@ def online(runs: Runs, exhibit: Exhibit) -> Built:
         n = len(found.plan.scored)
         every = [*(t for t in ONLINE if t < n), n]
         chosen = {f"T {t}": KVComm(ratio=ratio, alpha=alpha, online=t) for t in every}
-        name = f"online-{'answers' if runs.request.answers else 'nll'}"
-        if alpha != 1:
-            name += f"-alpha-{alpha:g}"
-        group = Group(name, chosen, answers=runs.request.answers)
-        one = runs.results(found, [methods.base(alpha), group])
-        results.append(Results(one.task, {**one.rows, "T once": one.rows[f"T {n}"]}, one.metric))
+        answers = runs.request.answers
+        name = groups.at(f"online-{groups.mode(answers)}", alpha)
+        group = Group(name, chosen, answers=answers)
+        one = runs.results(found, [groups.base(alpha), group])
+        results.append(replace(one, rows={**one.rows, "T once": one.rows[f"T {n}"]}))
         x_of[found.task.name] = tuple(map(float, every))
 
     def parts(one: Results) -> list[Curves | Map]:
@@ -117,7 +116,10 @@ def mix(parts: list[Data]) -> Data:
     calibration = parts[0].plan.calibration
     plan = Plan(calibration, tuple(replace(one, index=n) for n, one in enumerate(scored)), {})
     files = tuple(path for one in parts for path in one.files)
-    return Data(task, files, plan, calibration, parts[0].published)
+    file_of = {
+        f"{one.task.name}:{example}": name for one in parts for example, name in one.file_of.items()
+    }
+    return Data(task, files, file_of, plan, calibration, parts[0].published)
 
 
 # ---- hidden states -------------------------------------------------------------------------
@@ -154,13 +156,13 @@ def token_importance(runs: Runs, exhibit: Exhibit) -> Built:
     results = []
     for found in runs.chosen(exhibit):
         answers = runs.request.answers or not found.task.needs_context
-        steps = "all" if runs.request.grid == 0 else str(runs.request.grid)
-        group = Group(f"token-{steps}-{'answers' if answers else 'nll'}", chosen, answers=answers)
-        one = runs.results(found, [methods.base(runs.alpha), group])
+        name = f"token-{sweeps.steps(runs)}-{groups.mode(answers)}"
+        group = Group(name, chosen, answers=answers)
+        one = runs.results(found, [groups.base(runs.alpha), group])
         rows = {row: one.rows[row] for row in ("baseline", "skyline", *names)}
         rows |= {f"late {token}": rows[f"keep {token} {late}"] for token in TOKENS}
         metric = one.metric if answers else None
-        results += _by_group(found, Results(one.task, rows, metric))
+        results += _by_group(found, replace(one, rows=rows, metric=metric))
 
     x = tuple(map(float, layers))
 
@@ -176,18 +178,19 @@ def token_importance(runs: Runs, exhibit: Exhibit) -> Built:
 
 def _by_group(found: Data, one: Results) -> list[Results]:
     """The results by groups of the data set, as the figures of mmlu have them."""
-    groups = {example.id: example.group for example in found.plan.scored}
-    known = [name for name in GROUPS if name in groups.values() and name != "Other"]
+    group_of = {example.id: example.group for example in found.plan.scored}
+    known = [name for name in GROUPS if name in group_of.values() and name != "Other"]
     if not known:
         return [one]
     return [
-        Results(
-            replace(one.task, name=f"{one.task.name} {name}"),
-            {
-                row: {i: record for i, record in lines.items() if groups.get(i) == name}
+        replace(
+            one,
+            task=replace(one.task, name=f"{one.task.name} {name}"),
+            rows={
+                row: {i: record for i, record in lines.items() if group_of.get(i) == name}
                 for row, lines in one.rows.items()
             },
-            one.metric,
+            files=found.sources(i for i, group in group_of.items() if group == name),
         )
         for name in known
     ]
@@ -202,20 +205,20 @@ def prepend_hidden(runs: Runs, exhibit: Exhibit) -> Built:
         for k in layers
         for j in layers
     }
-    steps = "all" if runs.request.grid == 0 else str(runs.request.grid)
     answers = runs.request.answers
-    group = Group(f"prepend-{steps}-{'answers' if answers else 'nll'}", chosen, answers=answers)
+    name = f"prepend-{sweeps.steps(runs)}-{groups.mode(answers)}"
+    group = Group(name, chosen, answers=answers)
     results = []
     for found in runs.chosen(exhibit):
-        one = runs.results(found, [methods.base(runs.alpha), group])
+        one = runs.results(found, [groups.base(runs.alpha), group])
         rows = dict(one.rows)
-        for name, (k, j) in {
+        for place, (k, j) in {
             "early, early": (early, early),
             "early, late": (early, late),
             "late, early": (late, early),
         }.items():
-            rows[name] = rows[f"{k},{j}"]
-        results.append(Results(one.task, rows, one.metric))
+            rows[place] = rows[f"{k},{j}"]
+        results.append(replace(one, rows=rows))
     shown = tuple(map(str, layers))
     grid = Map("sender layer k", "receiver layer j", shown, shown, lambda k, j: f"{k},{j}")
     return series.build(runs, exhibit, results, [grid])
@@ -229,8 +232,8 @@ def search(runs: Runs, exhibit: Exhibit) -> Built:
     alpha, results, counts = runs.alpha, [], []
     for found in runs.chosen(exhibit):
         n_records = min(Options.search_records, len(found.pool))
-        groups = [methods.base(alpha), methods.search(alpha, n_records)]
-        results.append(runs.results(found, groups))
+        ran = [groups.base(alpha), groups.search(alpha, n_records)]
+        results.append(runs.results(found, ran))
         counts.append(f"{found.task.name} {n_records}")
     rows = [f"{name} {ratio}" for ratio in RATIOS for name in ("search", "attention")]
     notes = (

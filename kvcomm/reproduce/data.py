@@ -4,12 +4,13 @@ Owns finding and reading a task's files, and the pool of records to calibrate on
 the records holds for all exhibits, so that any two runs of a task can be compared record by record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvcomm.plan import Plan, divide
 from kvcomm.tasks import Example, Task
+from kvcomm.tasks.example import prefixes
 
 #: Calibration may take this share of the scored records, when there are too few others; the runs
 #: that do so score the rest.
@@ -20,16 +21,23 @@ BORROWED = 1 / 3
 class Data:
     """One task's records.
 
-    files: that they come from. plan: one calibration record, and the scored ones. pool: records
-    that may calibrate, in the order in which they are taken: the plan's, then those that are not
-    scored, then some of the last scored ones. published: calibration records are scored too.
+    files: all that were read. file_of: the name of the file of each record, by id. plan: one
+    calibration record, and the scored ones. pool: records that may calibrate, in the order in which
+    they are taken: the plan's, then those that are not scored, then some of the last scored ones.
+    published: calibration records are scored too.
     """
 
     task: Task
     files: tuple[Path, ...]
+    file_of: Mapping[str, str]
     plan: Plan
     pool: tuple[Example, ...]
     published: bool
+
+    def sources(self, ids: Iterable[str]) -> tuple[str, ...]:
+        """Names of the files that some records are from, in the order of the files."""
+        found = {self.file_of[one] for one in ids}
+        return tuple(name for name in dict.fromkeys(self.file_of.values()) if name in found)
 
     def divided(
         self,
@@ -77,11 +85,21 @@ def read(task: Task, folder: Path, limit: int | None, published: bool) -> Data |
     except FileNotFoundError:
         return None
     examples = task.load(files)
+    file_of = _file_of(files, examples)
     plan = divide(examples, n_calibration=1, limit=limit, published=published)
     if published:
-        return Data(task, files, plan, tuple(examples), published)
+        return Data(task, files, file_of, plan, tuple(examples), published)
     first = [*plan.calibration, *plan.scored]
     taken = {(one.context, one.question) for one in first}
     spare = [one for one in examples if (one.context, one.question) not in taken]
     borrowed = plan.scored[::-1][: int(BORROWED * len(plan.scored))]
-    return Data(task, files, plan, (*plan.calibration, *spare, *borrowed), published)
+    return Data(task, files, file_of, plan, (*plan.calibration, *spare, *borrowed), published)
+
+
+def _file_of(files: tuple[Path, ...], examples: list[Example]) -> dict[str, str]:
+    """The file's name by the record's id, which begins with it where there are several."""
+    known = list(zip(prefixes([str(path) for path in files]), files, strict=True))
+    return {
+        one.id: next(path.name for prefix, path in known if one.id.startswith(prefix))
+        for one in examples
+    }

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvcomm.reproduce.claims import Verdict
 from kvcomm.reproduce.measures import Results
 from kvcomm.reproduce.table import Table
+from kvcomm.reproduce.verdict import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +25,12 @@ HEADINGS = {
     "qasper": "QASPER", "musique": "MuSiQue", "multifieldqa_en": "MultiFieldQA-en",
     "2wikimqa": "2WikiMQA", "tmath": "TMATH", "samsum": "SAMSum", "mmlu": "MMLU",
 }  # fmt: skip
+
+
+def heading(task: str) -> str:
+    """How the paper writes a task's name, also that of a mixture or of a task's group."""
+    names, blank, group = task.partition(" ")
+    return " + ".join(HEADINGS.get(one, one) for one in names.split("+")) + blank + group
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,8 @@ class Exhibit:
     runs: str
     tasks: tuple[str, ...]
     build: "Callable[[Runs, Exhibit], Built]"
+
+    @property
+    def label(self) -> str:
+        """What its titles begin with: "Table 1"."""
+        return self.name.replace("-", " ").capitalize()

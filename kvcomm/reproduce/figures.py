@@ -1,12 +1,12 @@
 """How the figures of a reproduction are drawn: curves with intervals, and heat maps.
 
-Owns their look; every number comes from tables. Needs matplotlib, imported here and in plots.py;
-draws without a display.
+Owns their look; every number comes from tables. Needs matplotlib, imported here and in plots.py,
+whose colours these are; draws without a display.
 """
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,10 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from kvcomm.plots import COLOURS, MARKERS, named_levels
 from kvcomm.statistics import Interval
-
-_COLOURS = ("#1f5fa8", "#c8641e", "#2f8f5b", "#8a4fa3", "#7a6a58", "#b03a5b", "#4a9fb5", "#666666")
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 
 #: More values of x than this are not all written below the axis.
 MOST_TICKS = 12
@@ -86,6 +84,14 @@ def draw(parts: Sequence[Panel | Heat | Bars], title: str, foot: str) -> Figure:
     return figure
 
 
+def widest(found: Iterable[Interval]) -> str:
+    """What a map says of its intervals, which it has no room for."""
+    reach = [max(one.high - one.value, one.value - one.low) for one in found if one.low == one.low]
+    if not reach:
+        return "no intervals"
+    return f"95% intervals within ±{max(reach):.2f}, in the table"
+
+
 def _wrapped(text: str, width: int) -> str:
     return "\n".join(textwrap.wrap(text, width))
 
@@ -99,16 +105,11 @@ def _curves(axes: Axes, panel: Panel) -> None:
         below = [0.0 if v.low != v.low else max(0.0, v.value - v.low) for _, v in known]
         above = [0.0 if v.low != v.low else max(0.0, v.high - v.value) for _, v in known]
         axes.errorbar(
-            x, y, yerr=[below, above], label=line.name, color=_COLOURS[place % len(_COLOURS)],
-            marker=_MARKERS[place % len(_MARKERS)], markersize=5, linewidth=1.3, elinewidth=0.9,
+            x, y, yerr=[below, above], label=line.name, color=COLOURS[place % len(COLOURS)],
+            marker=MARKERS[place % len(MARKERS)], markersize=5, linewidth=1.3, elinewidth=0.9,
             capsize=2,
         )  # fmt: skip
-    for level, name in panel.levels:
-        axes.axhline(level, color="#666666", linewidth=0.9, linestyle="--", zorder=0)
-        axes.annotate(
-            name, (1, level), xycoords=("axes fraction", "data"), xytext=(-3, 2),
-            textcoords="offset points", ha="right", va="bottom", color="#666666", fontsize=8,
-        )  # fmt: skip
+    named_levels(axes, panel.levels)
     ticks = sorted({x for line in panel.lines for x in line.x})
     if panel.log:
         axes.set_xscale("log", base=2)
@@ -123,7 +124,11 @@ def _curves(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, fontsize=10)
     axes.tick_params(labelsize=8)
     if len(panel.lines) > 1:
-        axes.legend(fontsize=8, framealpha=0.8, edgecolor="none")
+        # Below the axes: inside of them it hides points.
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=min(3, len(panel.lines)),
+            fontsize=8, frameon=False,
+        )  # fmt: skip
 
 
 def _aside(panel: Panel, x: float, place: int) -> float:
@@ -161,8 +166,10 @@ def _heat(axes: Axes, heat: Heat) -> None:
 def _bars(axes: Axes, bars: Bars) -> None:
     known = [(name, v) for name, v in zip(bars.names, bars.values, strict=True) if v is not None]
     names, values = [name for name, _ in known], [value for _, value in known]
-    drawn = axes.barh(names, values, color=_COLOURS[0], height=0.65)
-    axes.bar_label(drawn, fmt="%.3g", fontsize=8, padding=2)
+    drawn = axes.barh(names, values, color=COLOURS[0], height=0.65)
+    # Three digits, all of a larger number: never 7.89e+03.
+    texts = [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values]
+    axes.bar_label(drawn, texts, fontsize=8, padding=2)
     axes.invert_yaxis()
     axes.margins(x=0.18)
     axes.set_xlabel(bars.unit, fontsize=9)

@@ -30,12 +30,13 @@ class Results:
     """What was measured on one data set: per row its records, by id.
 
     `rows` has "baseline" and "skyline" where they were run. metric: the published one; None when no
-    answers were generated.
+    answers were generated. files: names of the data files that the records are from.
     """
 
     task: Task
     rows: Rows
     metric: str | None
+    files: tuple[str, ...]
 
     @property
     def failed(self) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ import numpy as np
 from kvcomm import selection, tasks
 from kvcomm.agents import Receiver, Sender
 from kvcomm.evaluate import evaluate
+from kvcomm.layout import counted
 from kvcomm.methods import Bench, Item
 from kvcomm.model import Model
 from kvcomm.plan import Prompts
@@ -27,8 +28,8 @@ from kvcomm.records import RECORDS, Record, dumps, write_json
 from kvcomm.reproduce import data, paper
 from kvcomm.reproduce.data import Data
 from kvcomm.reproduce.exhibit import Exhibit
+from kvcomm.reproduce.groups import Group
 from kvcomm.reproduce.measures import Results
-from kvcomm.reproduce.methods import Group
 from kvcomm.reproduce.request import Request
 from kvcomm.runs import read_run
 from kvcomm.selection import LayerScores
@@ -54,8 +55,6 @@ class Runs:
     ----------
     left_out : dict
         What was not run, with the reason, for the account.
-    seconds : dict
-        Wall time per run folder that was looked at.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Runs:
         self.request = request
         self.command = tuple(command)
         self.left_out: dict[str, str] = {}
-        self.seconds: dict[str, float] = {}
         self._note = note
         self._data: dict[str, Data | None] = {}
         self._scores: dict[str, LayerScores] = {}
@@ -152,7 +150,7 @@ class Runs:
         """Layer scores over the first n records of a task's pool; measured once, and kept."""
         n = min(n, len(found.pool))
         name = found.task.name
-        path = self._folder(found, f"calibration-{_digest([self._origin, found.pool])}.json")
+        path = self._folder(found, f"calibration-{digest([self._origin, found.pool])}.json")
         if name not in self._scores and path.exists():
             self._scores[name] = LayerScores.load(path)
         have = self._scores.get(name)
@@ -160,7 +158,7 @@ class Runs:
             done = 0 if have is None else have.n_samples
             # Kept at each doubling, so that a kill costs half of the work at most.
             upto = min(n, max(1, 2 * done))
-            self._note(f"{name}: calibrating on {upto} records")
+            self._note(f"{name}: calibrating on {counted(upto, 'record')}")
             with self._timed(path.with_suffix("")):
                 more = self._measure(found, found.pool[done:upto])
                 have = more if have is None else _joined(have, more)
@@ -210,14 +208,16 @@ class Runs:
         for group in groups:
             rows |= self._run(found, group)
         answered = all(group.answers for group in groups)
-        return Results(found.task, rows, found.task.metric if answered else None)
+        files = found.sources(record for lines in rows.values() for record in lines)
+        return Results(found.task, rows, found.task.metric if answered else None, files)
 
     def _run(self, found: Data, group: Group) -> dict[str, dict[str, Record]]:
         task, request = found.task, self.request
         plan = found.divided(group.n_calibration, group.keep, unseen=group.unseen)
         calibrated = any(method.calibrated for method in group.methods.values())
         folder = self._folder(found, group.name)
-        self._note(f"{folder.name}: {len(plan.scored)} records, {len(group.methods)} methods")
+        size = f"{counted(len(plan.scored), 'record')}, {counted(len(group.methods), 'method')}"
+        self._note(f"{folder.name}: {size}")
         scores = self.scores(found, group.n_calibration) if calibrated else None
         with self._timed(folder):
             evaluate(
@@ -272,7 +272,6 @@ class Runs:
             if size is None or _size(folder) != size:
                 total += time.time() - began
             write_json(path, {"seconds": total})
-            self.seconds[folder.name] = total
 
 
 def _joined(one: LayerScores, more: LayerScores) -> LayerScores:
@@ -308,5 +307,6 @@ def _by_row(methods: Mapping[str, Any], records: Sequence[Record]) -> dict[str, 
     return found
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Eight characters that tell values of other text apart, for names of folders."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:8]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcomm.reproduce import tables
-from kvcomm.reproduce.exhibit import HEADINGS, Built, Exhibit
+from kvcomm.reproduce.exhibit import Built, Exhibit, heading
 from kvcomm.reproduce.measures import MEASURES, PUBLISHED, RECOVERED, Results
 from kvcomm.reproduce.runs import Runs
 from kvcomm.reproduce.table import Cell, Table
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvcomm.reproduce.figures import Heat, Panel
 
 #: What a measure is called on an axis.
-AXIS = {RECOVERED: "recovered (0 baseline, 1 skyline)"}
+AXIS = {RECOVERED: "recovered, share (0 baseline, 1 skyline)"}
 
 #: Said on every figure that needed no answers.
 NO_ANSWERS = "from likelihoods of the gold answers, no answers generated"
@@ -64,7 +64,6 @@ def build(
 
     parts: the same for all tasks, or made for each.
     """
-    name = exhibit.name.replace("-", " ").capitalize()
     about = f"{tables.models(runs)}; {tables.protocol(runs)}"
     made: list[tuple[Results, str, Curves | Map, Table]] = []
     for measure in measures:
@@ -72,19 +71,17 @@ def build(
             if one.metric is None if measure == PUBLISHED else not one.task.needs_context:
                 continue
             for part in parts(one) if callable(parts) else parts:
-                task = HEADINGS.get(one.task.name, one.task.name)
-                made.append((one, measure, part, _table(
-                    f"{name}. {exhibit.title}, {task}: {_called(one, measure)}. {about}.",
-                    one, measure, part, notes,
-                )))  # fmt: skip
+                called = f"{heading(one.task.name)}: {_called(one, measure)}"
+                title = f"{exhibit.label}. {exhibit.title}, {called}. {about}."
+                made.append((one, measure, part, _table(title, one, measure, part, notes)))
 
     def draw() -> "Figure":
         from kvcomm.reproduce import figures
 
         drawn = [_part(one, measure, part, table) for one, measure, part, table in made]
         answers = "" if any(one.metric for one in results) else f"; {NO_ANSWERS}"
-        foot = f"{about}; n records, bars: 95% bootstrap intervals{answers}"
-        return figures.draw(drawn, f"{name}. {exhibit.title}", foot)
+        foot = f"{about}; n records, whiskers: 95% bootstrap intervals{answers}"
+        return figures.draw(drawn, f"{exhibit.label}. {exhibit.title}", foot)
 
     return Built(tuple(table for *_, table in made), tuple(results), draw)
 
@@ -118,24 +115,26 @@ def _table(
         rows,
         columns,
         cells,
+        {results.task.name: results.files},
         (*notes, *how, *helpless, *results.notes_of_failed, shared),
+        headings={results.task.name: heading(results.task.name)},
     )
 
 
 def _title_of(results: Results, measure: str, table: Table) -> str:
     """The task, how many records it is, and a warning where the measure says nothing."""
-    task = HEADINGS.get(results.task.name, results.task.name)
-    counts = sorted({cell.measured.n for cell in table.cells.values() if cell.measured})
-    n = " to ".join(str(one) for one in dict.fromkeys([*counts[:1], *counts[-1:]])) or "0"
+    from kvcomm.plots import n_range
+
+    n = n_range(cell.measured.n for cell in table.cells.values() if cell.measured)
     helpless = "" if results.helps(measure) else "\n(reading the context does not clearly help)"
-    return f"{task}, n = {n}{helpless}"
+    return f"{heading(results.task.name)}, {n}{helpless}"
 
 
 def _part(results: Results, measure: str, part: Curves | Map, table: Table) -> "Panel | Heat":
-    from kvcomm.reproduce.figures import Heat, Line, Panel
+    from kvcomm.reproduce.figures import Heat, Line, Panel, widest
 
     title = _title_of(results, measure, table)
-    label = AXIS.get(measure, str(results.metric))
+    label = AXIS.get(measure, f"{results.metric}, mean, 0 to 1")
     if isinstance(part, Map):
         values = tuple(
             tuple(
@@ -144,6 +143,7 @@ def _part(results: Results, measure: str, part: Curves | Map, table: Table) -> "
             )
             for y in part.rows
         )
+        title += f"\n{widest(cell.measured for cell in table.cells.values() if cell.measured)}"
         return Heat(title, part.x_label, part.corner, part.rows, part.columns, values, label)
     lines = tuple(
         Line(name, part.x, tuple(table.cell(f"{x:g}", name).measured for x in part.x))

@@ -4,18 +4,18 @@ Each setting is turned into a set of layers, and only sets that differ are run. 
 what the figures' axes are.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvcomm.methods.kvcomm import KVComm
 from kvcomm.records import Record
-from kvcomm.reproduce import methods, series, tables
+from kvcomm.reproduce import groups, series, tables
 from kvcomm.reproduce.data import Data
 from kvcomm.reproduce.exhibit import Built, Exhibit
+from kvcomm.reproduce.groups import RATIOS, Group
 from kvcomm.reproduce.measures import Results
-from kvcomm.reproduce.methods import RATIOS, Group
-from kvcomm.reproduce.runs import Runs
+from kvcomm.reproduce.runs import Runs, digest
 from kvcomm.reproduce.series import Curves, Map
 from kvcomm.selection import LayerScores
 
@@ -37,30 +37,29 @@ def run_sets(
     """The results of sets of layers by setting, with baseline and skyline; equal sets run once."""
     distinct = {layers: KVComm(strategy="layers", given=layers) for layers in sets.values()}
     # Another grid makes other sets, and they need a folder of their own.
-    digest = hashlib.sha256(repr(sorted(distinct)).encode()).hexdigest()[:8]
     answers = runs.request.answers
     group = Group(
-        f"{name}-{'answers' if answers else 'nll'}-{digest}",
+        f"{name}-{groups.mode(answers)}-{digest(sorted(distinct))}",
         {repr(layers): method for layers, method in distinct.items()},
         n_calibration=n_calibration,
         answers=answers,
     )
-    ran = runs.results(found, [methods.base(runs.alpha), group])
+    ran = runs.results(found, [groups.base(runs.alpha), group])
     rows = {row: ran.rows[row] for row in ("baseline", "skyline")}
     rows |= {setting: ran.rows[repr(layers)] for setting, layers in sets.items()}
-    return Results(found.task, rows, ran.metric)
+    return replace(ran, rows=rows)
 
 
 def edges(runs: Runs) -> list[int]:
     """Ends of the blocks that a figure over layers is made of: 0 .. L."""
     n_layers = runs.n_layers
-    steps = min(runs.request.grid or n_layers, n_layers)
-    return [round(place * n_layers / steps) for place in range(steps + 1)]
+    n_blocks = min(runs.request.grid or n_layers, n_layers)
+    return [round(place * n_layers / n_blocks) for place in range(n_blocks + 1)]
 
 
-def counts(runs: Runs) -> tuple[int, ...]:
-    """Numbers of layers that a figure goes through."""
-    return tuple(edges(runs)[1:])
+def steps(runs: Runs) -> str:
+    """The grid as a part of a group's name."""
+    return "all" if runs.request.grid == 0 else str(runs.request.grid)
 
 
 def _selected(scores: LayerScores, count: int, alpha: float) -> Layers:
@@ -144,7 +143,7 @@ def _with_means(
     ):
         if parts:
             rows[name] = _mean(one, parts)
-    return Results(one.task, rows, one.metric)
+    return replace(one, rows=rows)
 
 
 def _mean(one: Results, parts: Sequence[str]) -> dict[str, Record]:
@@ -189,7 +188,7 @@ def chunk_starts(runs: Runs, exhibit: Exhibit) -> Built:
 
 def alphas(runs: Runs, exhibit: Exhibit) -> Built:
     """Figures 5 and 15: the selection at several alpha, against the number of layers."""
-    sizes = counts(runs)
+    sizes = edges(runs)[1:]
     results = []
     for found in runs.chosen(exhibit):
         scores = runs.scores(found)

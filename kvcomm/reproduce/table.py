@@ -1,7 +1,8 @@
 """A table of measured values, and its form as text, CSV, Markdown and LaTeX.
 
-Owns layout and escaping. Every cell carries its value, its 95% interval, how many records it is of
-and what the paper printed; nothing here measures or judges.
+Owns what stands where, and LaTeX's escapes. Every cell carries its value, its 95% interval, how
+many records it is of and what the paper printed, every table the data files. Nothing here measures
+or judges.
 """
 
 import csv
@@ -9,10 +10,11 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvcomm.layout import aligned, markdown_text, number
 from kvcomm.statistics import Interval
 
 #: Columns of the CSV form, one line per cell.
-CSV_FIELDS = ("table", "measure", "row", "column", "value", "low", "high", "n", "paper", "note")
+CSV_FIELDS = ("table", "measure", "row", "column", "value", "low", "high", "n", "paper", "data")
 
 
 @dataclass(frozen=True)
@@ -20,20 +22,20 @@ class Cell:
     """One value; all of it may be unknown.
 
     measured: the value with its interval over n records, `low` and `high` NaN where it has none.
-    paper: what the paper printed. note: a word in place of a value, such as "2 of 99 failed".
+    paper: what the paper printed.
     """
 
     measured: Interval | None = None
     paper: float | None = None
-    note: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
     """Values by row and column.
 
-    title: says what it is; measure: what the values are, one word; corner: what rows are. decimals:
-    places shown. notes: lines below.
+    title: says what it is; measure: what the values are, one word; corner: what rows are. sources:
+    by data set the names of the files that its records are from. decimals: places shown. notes:
+    lines below.
     """
 
     title: str
@@ -42,6 +44,7 @@ class Table:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: Mapping[tuple[str, str], Cell]
+    sources: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
     decimals: int = 2
     headings: Mapping[str, str] = field(default_factory=dict)
@@ -53,23 +56,30 @@ class Table:
         """How a row or a column is shown."""
         return self.headings.get(name, name)
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All that stands below: the notes, and the data files."""
+        listed = "; ".join(
+            f"{self.heading(name)}: {', '.join(files)}" for name, files in self.sources.items()
+        )
+        return (*self.notes, f"data files: {listed or 'none'}.")
 
-def _number(value: float | None, decimals: int) -> str:
-    if value is None or value != value:
-        return "-"
-    # Adding 0.0 turns the -0.0 that rounding may leave into 0.0.
-    return f"{round(value, decimals) + 0.0:.{decimals}f}"
+    def files(self, row: str, column: str) -> tuple[str, ...]:
+        """Those behind a cell: of the data sets in its row or column, else of all."""
+        named = [name for name in (row, column) if name in self.sources]
+        found = [file for name in named or self.sources for file in self.sources[name]]
+        return tuple(dict.fromkeys(found))
 
 
 def _parts(cell: Cell, decimals: int) -> tuple[str, str, str]:
     """Value, interval with n, and the paper's value; "" for what is not there."""
-    paper = "" if cell.paper is None else f"paper {_number(cell.paper, min(decimals, 2))}"
+    paper = "" if cell.paper is None else f"paper {number(cell.paper, min(decimals, 2))}"
     if cell.measured is None:
-        return (cell.note or "-"), "", paper
+        return "-", "", paper
     found = cell.measured
-    value = _number(found.value, decimals)
+    value = number(found.value, decimals)
     if found.low == found.low:
-        low, high = _number(found.low, decimals), _number(found.high, decimals)
+        low, high = number(found.low, decimals), number(found.high, decimals)
         return value, f"{low}..{high} n={found.n}", paper
     return value, f"n={found.n}", paper
 
@@ -83,41 +93,25 @@ def text(table: Table) -> str:
         for place in (1, 2):
             if any(part[place] for part in parts):
                 lines.append(["", *(part[place] for part in parts)])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  ".join(
-            one.ljust(width) if place == 0 else one.rjust(width)
-            for place, (one, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return "\n".join([table.title, "", shown[0], rule, *shown[1:], "", *table.notes]) + "\n"
+    return "\n".join([table.title, "", *aligned(lines), "", *table.lines]) + "\n"
 
 
 def markdown(table: Table) -> str:
     """A heading, a pipe table and the notes as a list."""
 
-    def escaped(value: str) -> str:
-        return value.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*")
-
     def joined(cell: Cell) -> str:
         value, interval, paper = _parts(cell, table.decimals)
-        return escaped(value + f" [{interval}]" * bool(interval) + f" ({paper})" * bool(paper))
+        return value + f" [{interval}]" * bool(interval) + f" ({paper})" * bool(paper)
 
     lines = [[table.corner, *map(table.heading, table.columns)]]
     lines += [
         [table.heading(row), *(joined(table.cell(row, column)) for column in table.columns)]
         for row in table.rows
     ]
-    body = [
-        "| " + " | ".join(escaped(one) if place == 0 or line is lines[0] else one
-                          for place, one in enumerate(line)) + " |"
-        for line in lines
-    ]  # fmt: skip
+    body = ["| " + " | ".join(map(markdown_text, line)) + " |" for line in lines]
     body.insert(1, "| --- |" + " ---: |" * len(table.columns))
-    notes = [f"- {note}" for note in table.notes]
-    return "\n".join([f"### {table.title}", "", *body, "", *notes]) + "\n"
+    notes = [f"- {markdown_text(line)}" for line in table.lines]
+    return "\n".join([f"### {markdown_text(table.title)}", "", *body, "", *notes]) + "\n"
 
 
 _LATEX = {
@@ -155,7 +149,7 @@ def latex(table: Table) -> str:
         cells = [joined(table.cell(row, column)) for column in table.columns]
         lines.append(" & ".join([latex_text(table.heading(row)), *cells]) + r" \\")
     lines += [r"\hline", r"\end{tabular}", r"\par\footnotesize"]
-    lines += [latex_text(note) + r"\par" for note in table.notes]
+    lines += [latex_text(line) + r"\par" for line in table.lines]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
@@ -175,7 +169,8 @@ def csv_text(name: str, tables: Sequence[Table]) -> str:
                 numbers = [
                     "" if one is None or one != one else repr(one) for one in (*values, cell.paper)
                 ]
-                writer.writerow([name, table.measure, row, column, *numbers, cell.note])
+                files = "; ".join(table.files(row, column))
+                writer.writerow([name, table.measure, row, column, *numbers, files])
     return out.getvalue()
 
 

@@ -5,11 +5,12 @@ tables. Figures are in sweeps.py and curves.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from kvcomm.reproduce import methods, paper
+from kvcomm.reproduce import groups, paper
 from kvcomm.reproduce.exhibit import HEADINGS, Built, Exhibit
+from kvcomm.reproduce.groups import RATIOS, Group
 from kvcomm.reproduce.measures import PUBLISHED, RECOVERED, Results
-from kvcomm.reproduce.methods import RATIOS, Group
 from kvcomm.reproduce.runs import Runs
 from kvcomm.reproduce.table import Cell, Table
 from kvcomm.selection import SEED
@@ -25,15 +26,20 @@ def _pairs_of_rows(name: str) -> tuple[str, ...]:
     return tuple(row for ratio in RATIOS for row in (f"{name} {ratio}", f"kvcomm {ratio}"))
 
 
-def protocol(runs: Runs) -> str:
-    """The preset and the division of records, for the title of everything."""
-    request = runs.request
+def division(runs: Runs) -> str:
+    """The preset, and how it divides the records, for titles."""
+    preset = runs.request.preset
     how = (
         "published protocol: calibrated on the first records, which are scored too"
-        if request.preset == "reference"
+        if preset == "reference"
         else "calibrated on records that are not scored"
     )
-    return f"preset {request.preset}, {how}, alpha {runs.alpha:g}"
+    return f"preset {preset}, {how}"
+
+
+def protocol(runs: Runs) -> str:
+    """`division` and alpha, for the titles of what has a selection in it."""
+    return f"{division(runs)}, alpha {runs.alpha:g}"
 
 
 def models(runs: Runs) -> str:
@@ -146,14 +152,14 @@ def _table(
             if task in found:
                 measured = found[task].measured(row, measure)
             cells[row, task] = Cell(measured, paper_of(row, task))
-    name = exhibit.name.replace("-", " ").capitalize()
     return Table(
-        title=f"{name}. {exhibit.title}: {measure}. {models(runs)}; {protocol(runs)}.",
+        title=f"{exhibit.label}. {exhibit.title}: {measure}. {models(runs)}; {protocol(runs)}.",
         measure=measure,
         corner="method",
         rows=tuple(rows),
         columns=tuple(columns),
         cells=cells,
+        sources={task: one.files for task, one in found.items()},
         notes=(*notes, "Ranges: 95% bootstrap intervals over n records."),
         headings=HEADINGS,
     )
@@ -169,11 +175,11 @@ def main(
 
     def build(runs: Runs, exhibit: Exhibit) -> Built:
         alpha, wanted = runs.alpha, runs.request.methods
-        groups = methods.standing(alpha)
-        groups += [make(alpha) for name, make in methods.COMPARED.items() if name in wanted]
-        results = [runs.results(one, groups) for one in runs.chosen(exhibit)]
+        ran = groups.standing(alpha)
+        ran += [make(alpha) for name, make in groups.COMPARED.items() if name in wanted]
+        results = [runs.results(one, ran) for one in runs.chosen(exhibit)]
         notes = list(remarks)
-        notes += [f"{name}: not asked for." for name in methods.COMPARED if name not in wanted]
+        notes += [f"{name}: not asked for." for name in groups.COMPARED if name not in wanted]
         return Built(
             compared(runs, exhibit, results, _COMPARED, printed=numbers, notes=notes),
             tuple(results),
@@ -192,9 +198,9 @@ def over_main(
 
     def build(runs: Runs, exhibit: Exhibit) -> Built:
         alpha = runs.alpha
-        groups = methods.standing(alpha)
-        groups += [] if more is None else [more(alpha)]
-        results = [runs.results(one, groups) for one in runs.chosen(exhibit)]
+        ran = groups.standing(alpha)
+        ran += [] if more is None else [more(alpha)]
+        results = [runs.results(one, ran) for one in runs.chosen(exhibit)]
         return Built(
             compared(runs, exhibit, results, rows, printed=numbers, notes=notes), tuple(results)
         )
@@ -214,28 +220,28 @@ SHIFT_BACK_NOTES = (
     "change: rows are equal up to rounding at any n. Preset reference keeps the first context "
     "token there.",
 )
-CONTROLS = ("baseline", *(name.replace("_", " ") for name in methods.CONTROLS), "kvcomm 0.5")
+CONTROLS = ("baseline", *(name.replace("_", " ") for name in groups.CONTROLS), "kvcomm 0.5")
 
 
 def two_senders(runs: Runs, exhibit: Exhibit) -> Built:
     """Table 10: the context split between two senders, against one that has all of it."""
     request = runs.request
     wanted = [name for name in ("nld", "cipher") if name in request.methods]
-    groups = [methods.base(runs.alpha), methods.main(runs.alpha)]
-    groups += [methods.COMPARED[name](runs.alpha) for name in wanted]
-    split = [methods.two_senders(name, runs.alpha) for name in (*wanted, "kvcomm")]
+    ran = [groups.base(runs.alpha), groups.main(runs.alpha)]
+    ran += [groups.COMPARED[name](runs.alpha) for name in wanted]
+    split = [groups.two_senders(name, runs.alpha) for name in (*wanted, "kvcomm")]
     alone = [*wanted, *(f"kvcomm {ratio}" for ratio in RATIOS)]
     rows = [row for name in alone for row in (name, f"{name} two senders")]
     results = []
     for found in runs.chosen(exhibit):
-        both, single = runs.results(found, split), runs.results(found, groups)
+        both, single = runs.results(found, split), runs.results(found, ran)
         ids = set(next(iter(both.rows.values())))
         # Records that cannot be split have no second row to compare with.
         kept = {
             row: {name: one for name, one in lines.items() if name in ids}
             for row, lines in (single.rows | both.rows).items()
         }
-        results.append(Results(found.task, kept, single.metric))
+        results.append(replace(single, rows=kept, files=found.sources(ids)))
     notes = [
         "two senders: each has one half of the context's pieces; only records that can be split.",
         "One model sends both halves.",
@@ -256,9 +262,11 @@ def sizes(runs: Runs, exhibit: Exhibit) -> Built:
             if name.endswith(paper.LARGER)
         }
     names = [name for name in exhibit.tasks if not _unwanted(runs, name)]
-    cells = {}
+    cells, sources = {}, {}
     for name in names:
         found = runs.data(name)
+        if found is not None:
+            sources[name] = found.sources(one.id for one in found.plan.scored)
         for column, n in (
             ("scored", None if found is None else len(found.plan.scored)),
             ("calibrate", None if found is None else len(found.plan.calibration)),
@@ -267,9 +275,9 @@ def sizes(runs: Runs, exhibit: Exhibit) -> Built:
             measured = None if n is None else Interval(float(n), nothing, nothing, n)
             paper_n = float(printed[name]) if column == "scored" and name in printed else None
             cells[name, column] = Cell(measured, paper_n)
-    title = f"{exhibit.name.replace('-', ' ').capitalize()}. {exhibit.title}."
+    title = f"{exhibit.label}. {exhibit.title}. {division(runs)}."
     table = Table(
-        title, "records", "task", tuple(names), ("scored", "calibrate"), cells, (),
+        title, "records", "task", tuple(names), ("scored", "calibrate"), cells, sources,
         decimals=0, headings=HEADINGS,
     )  # fmt: skip
     return Built((table,))

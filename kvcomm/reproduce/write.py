@@ -11,8 +11,8 @@ from pathlib import Path
 from kvcomm.packet import write_whole
 from kvcomm.records import write_json
 from kvcomm.reproduce import table
-from kvcomm.reproduce.claims import Verdict
 from kvcomm.reproduce.exhibit import Built, Exhibit
+from kvcomm.reproduce.verdict import Verdict
 
 #: The verdicts of all exhibits, by exhibit, for the account of the folder.
 VERDICTS = "claims"

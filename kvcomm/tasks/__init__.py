@@ -1,7 +1,7 @@
 """Data sets: original files in, `Example` out.
 
 Owns the types that the rest of the program sees and the table of tasks by name; one file per
-data set knows its layouts, `rows.py` the file formats, `hub.py` the hub. `generate.py` makes
+data set knows its layouts, `rows.py` the file formats, `hub.py` the hub. `make.py` makes
 records for users without data. Does not know models, prompts or scores.
 """
 

@@ -152,7 +152,7 @@ class Task:
         given = [source] if isinstance(source, str | os.PathLike) else source
         found = [each for one in given for each in self._files(os.fspath(one))]
         examples: list[Example] = []
-        for prefix, name in zip(_prefixes(found), found, strict=True):
+        for prefix, name in zip(prefixes(found), found, strict=True):
             seen: dict[str, str] = {}
             for row in self._rows(name):
                 for parsed in self.parse(row, wanted):
@@ -207,7 +207,7 @@ class Task:
         return read_dataset(dataset, hint=f"a local file such as {self.name}.jsonl")
 
 
-def _prefixes(names: Sequence[str]) -> list[str]:
+def prefixes(names: Sequence[str]) -> list[str]:
     """What the ids of each file begin with: nothing for one file, else its name."""
     if len(names) < 2:
         return [""] * len(names)

@@ -2,7 +2,7 @@
 
 Layouts: the hub's rows (`question`, `subject`, `choices`, `answer` as the number of the right
 option from 0 on) and the original CSV, a line of question, A, B, C, D and the letter, where the
-file's name says the subject (`virology_test.csv`).
+file's name says the subject (`virology_test.csv`). A CSV with a column of subjects is neither.
 
 The question ends with the options, one a line with its letter, and "Answer:". The accepted
 answer is the letter. A record's group is that of Figures 2 and 9, by the data set's own table
@@ -51,19 +51,31 @@ GROUP = {subject: group for group, subjects in GROUPS.items() for subject in sub
 #: Endings of the original files' names, after the subject.
 SPLITS = ("_test", "_val", "_dev")
 
+#: What a line of a CSV file holds.
+CELLS = ("question", *LETTERS, "answer")
+
 
 def parse(row: Row, context: Context) -> Iterator[Parsed]:
     """The one question of a record; none of a CSV file's line of headings."""
     if "cells" in row.fields:
         cells = row.texts("cells")
-        if len(cells) != 2 + len(LETTERS):
-            raise row.wrong("cells", cells, f"{2 + len(LETTERS)} cells, found {len(cells)}")
+        if len(cells) != len(CELLS):
+            raise FormatError(
+                f"{row.place}: {len(cells)} cells, expected {len(CELLS)}: {', '.join(CELLS)}; the "
+                "subject is in the file's name, as in virology_test.csv"
+            )
         question, *options, answer = cells
         if (question.lower(), answer.lower()) == ("question", "answer"):
             return
-        subject = row.text("file")
+        name = row.text("file")
+        subject = name
         for ending in SPLITS:
             subject = subject.removesuffix(ending)
+        if subject not in GROUP:
+            raise FormatError(
+                f"{row.place}: file name {name!r}, expected one of the {len(GROUP)} subjects of "
+                "mmlu, as in virology_test.csv"
+            )
         if answer.strip() not in LETTERS:
             raise FormatError(
                 f"{row.place}: answer {answer!r}, expected one of {', '.join(LETTERS)}"

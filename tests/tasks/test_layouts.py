@@ -263,10 +263,23 @@ def test_mmlu_subjects_are_the_57_in_groups():
         (
             CELLS[:5],
             "virology_test.csv",
-            "line 1: field 'cells' is list, expected 6 cells, found 5",
+            "line 1: 5 cells, expected 6: question, A, B, C, D, answer; the subject is in the file",
+        ),
+        (
+            ("question", "subject", "A", "B", "C", "D", "answer"),
+            "mmlu.csv",
+            "line 1: 7 cells, expected 6: question, A, B, C, D, answer; the subject is in the file",
         ),
         ((*CELLS[:5], "E"), "virology_test.csv", "line 1: answer 'E', expected one of A, B, C, D"),
-        (CELLS, "cooking_test.csv", "line 1: subject 'cooking' is none of the 57 of mmlu"),
+        *(
+            (
+                CELLS,
+                f"{name}.csv",
+                f"line 1: file name '{name}', expected one of the 57 subjects "
+                "of mmlu, as in virology_test.csv",
+            )
+            for name in ("cooking_test", "mmlu")
+        ),
     ],
 )
 def test_mmlu_csv_that_is_not_right(tmp_path, cells, name, message):

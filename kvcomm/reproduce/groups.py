@@ -41,7 +41,12 @@ def _ratios(name: str) -> tuple[str, ...]:
     return tuple(f"{name} {ratio}" for ratio in RATIOS)
 
 
-def _at(name: str, alpha: float) -> str:
+def mode(answers: bool) -> str:
+    """What a group's name ends in, where it may generate answers or not."""
+    return "answers" if answers else "nll"
+
+
+def at(name: str, alpha: float) -> str:
     """The name of a group whose methods depend on alpha."""
     return name if alpha == 1 else f"{name}-alpha-{alpha:g}"
 
@@ -55,7 +60,7 @@ def base(alpha: float) -> Group:
 def main(alpha: float) -> Group:
     """The selection."""
     options = Options(ratios=RATIOS, alpha=alpha)
-    return Group(_at("main", alpha), _named(_ratios("kvcomm"), "kvcomm", options))
+    return Group(at("main", alpha), _named(_ratios("kvcomm"), "kvcomm", options))
 
 
 def fixed(alpha: float) -> Group:
@@ -88,7 +93,7 @@ def cipher(alpha: float) -> Group:
 def shift_back(alpha: float) -> Group:
     """KVComm-S: positions of the receiver start at 0 where nothing is sent."""
     options = Options(ratios=RATIOS, alpha=alpha, shift_back=True)
-    return Group(_at("shift-back", alpha), _named(_ratios("shift back"), "kvcomm", options))
+    return Group(at("shift-back", alpha), _named(_ratios("shift back"), "kvcomm", options))
 
 
 def two_senders(name: str, alpha: float) -> Group:
@@ -97,7 +102,7 @@ def two_senders(name: str, alpha: float) -> Group:
     rows = [f"{row} two senders" for row in (_ratios("kvcomm") if name == "kvcomm" else (name,))]
     group = f"{name}-two-senders"
     return Group(
-        _at(group, alpha) if name == "kvcomm" else group,
+        at(group, alpha) if name == "kvcomm" else group,
         _named(rows, name, options),
         keep=lambda example: len(example.pieces) > 1,
     )
@@ -107,7 +112,7 @@ def controls(alpha: float) -> Group:
     """Messages that hold nothing of use."""
     rows = [name.replace("_", " ") for name in CONTROLS]
     options = Options(controls=CONTROLS, alpha=alpha)
-    return Group(_at("controls", alpha), _named(rows, "control", options))
+    return Group(at("controls", alpha), _named(rows, "control", options))
 
 
 def search(alpha: float, n_records: int) -> Group:
@@ -115,7 +120,7 @@ def search(alpha: float, n_records: int) -> Group:
     options = Options(ratios=RATIOS, strategies=("search",), search_records=n_records)
     plain = Options(ratios=RATIOS, alpha=alpha)
     return Group(
-        _at("search", alpha),
+        at("search", alpha),
         {
             **_named(_ratios("search"), "kvcomm", options),
             **_named(_ratios("attention"), "kvcomm", plain),
