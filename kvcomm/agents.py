@@ -3,8 +3,8 @@
     sender.read(context, layers) -> Packet       prefill, keep K and V of the chosen layers
     receiver.answer(question, packet) -> Answer   question behind them, then decode
 
-Owns where the receiver's tokens stand and what they see, in presets "paper" (the text of the
-paper) and "reference" (its published code); method.md sections 2, 3 and 5. In every layer
+Owns what can be asked of the two, in presets "paper" (the text of the paper) and "reference" (its
+published code); method.md sections 2, 3 and 5. In every layer
 
     keys a question token sees = [ what the layer was given ; own keys up to its own ]
 
@@ -13,52 +13,39 @@ paper) and "reference" (its published code); method.md sections 2, 3 and 5. In e
     reference   whole, and layer   first token     C in every layer       C - 1 tokens, while the
                 0 always                                                  question is prefilled
 
-With several senders C is the sum of their lengths. Does not do arithmetic (the core's), choose
-layers (selection.py) or hold the decode loop (generate.py).
-
-turns.py says what contexts, questions and packets may be (text or ids, one or a list, packets of
-one sender or a tuple from several) and what comes back. Calls may run in several threads at once.
+With several senders C is the sum of their lengths. Does not do arithmetic (the core's) or choose
+layers (selection.py); reading.py reads, handover.py puts the table above into effect, generate.py
+decodes, turns.py says what contexts, questions and packets may be. Calls may run in several threads
+at once.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvcomm import prompts
-from kvcomm._core import KV, Session, Workspace
-from kvcomm.errors import MismatchError, UnsupportedError
-from kvcomm.generate import Sampling
-from kvcomm.packet import (
-    Origin,
-    Packet,
-    Preset,
-    check_layer_map,
-    check_preset,
-    layer_set,
-    whole_layers,
-)
+from kvcomm import prompts, reading
+from kvcomm.account import Counted
+from kvcomm.generate import Rules, Sampling
+from kvcomm.handover import Call, Positions
+from kvcomm.packet import Origin, Preset, check_preset, layer_set
 from kvcomm.prefilled import Prefilled
 from kvcomm.turns import (
-    Counted,
+    Answer,
     Message,
     Packets,
     Question,
-    Turn,
     answer_ids,
-    common_preset,
+    check_room,
     is_single,
     prompt_ids,
-    turns_of,
 )
 
 if TYPE_CHECKING:
     from kvcomm.model import Model
     from kvcomm.tokenizer import Tokenizer
 
-Positions = Literal["published", "sequential"]
+__all__ = ["Call", "Positions", "Receiver", "Sender", "published_layer_map"]
 
 
 def published_layer_map(n_sender: int, n_receiver: int) -> tuple[int, ...]:
@@ -101,8 +88,8 @@ class Sender(Counted):
         """Prefill a context at positions 0 .. C - 1 and keep K and V of some layers.
 
         Nothing is computed above the highest layer that is kept, and in that layer only K and V.
-        (Preset reference wants the first token's K and V of the higher layers too: by causality
-        that token runs on alone.)
+        (Preset reference wants the first token's K and V of the higher layers too.) What it cost
+        stands in the packet's `stats`.
 
         Parameters
         ----------
@@ -142,60 +129,13 @@ class Sender(Counted):
             raise ValueError(f"max_tokens: expected at least 2, found {max_tokens}")
         limit = min(max_tokens or self.model.max_position, self.model.max_position)
         single = is_single(context)
-        whole = [
+        ids = [
             prompt_ids(self.model, self.tokenizer, one, message, "context")
             for one in ([context] if single else context)
         ]
-        batch = [_fit(ids, limit, cut, self.model.name) for ids in whole]
-        packets = []
-        for kv, full, ids in zip(self._prefill(batch, chosen, preset), whole, batch, strict=True):
-            packet = Packet(
-                kv=kv,
-                layers=tuple(range(n_layers)),
-                context_len=len(ids),
-                ids=tuple(ids.tolist()),
-                cut_tokens=len(full) - len(ids),
-                preset=preset,
-                origin=self.origin,
-            ).select(chosen)
-            packets.append(packet.trim() if trim else packet)
+        packets = reading.read(self, ids, chosen, preset, limit=limit, cut=cut)
+        packets = [packet.trim() for packet in packets] if trim else packets
         return packets[0] if single else packets
-
-    def _prefill(
-        self, batch: Sequence[NDArray[np.int32]], layers: Sequence[int], preset: Preset
-    ) -> list[KV]:
-        """K and V up to the highest layer wanted; in preset reference of token 0 also above."""
-        core, n_layers = self.model.core, self.model.n_layers
-        top = max(whole_layers(layers, preset), default=-1) + 1
-        sessions = [_session(self.model) for _ in batch]
-        if top == 0:
-            for session, ids in zip(sessions, batch, strict=True):
-                session.set_position(len(ids))
-        elif batch:
-            workspace = Workspace(core)
-            workspace.forward(sessions, batch, layers=(0, top))
-            if preset == "reference" and top < n_layers:
-                # A first token sees itself only: alone it gets the states it had in the context.
-                firsts = [_session(self.model) for _ in batch]
-                states, _ = workspace.forward(
-                    firsts, [ids[:1] for ids in batch], layers=(0, top), output="hidden"
-                )
-                workspace.forward(sessions, [row[None] for row in states], layers=(top, n_layers))
-            self.tally.add(workspace.counts)
-        return [session.freeze() for session in sessions]
-
-
-def _fit(
-    ids: NDArray[np.int32], limit: int, cut: Literal["middle"] | None, name: str
-) -> NDArray[np.int32]:
-    if len(ids) <= limit:
-        return ids
-    if cut is None:
-        raise ValueError(
-            f"context has {len(ids)} tokens, sender {name!r} takes {limit}: "
-            "shorten it, or ask for cut='middle'"
-        )
-    return np.asarray(prompts.cut_middle(ids, limit), np.int32)
 
 
 # ---- receiving -----------------------------------------------------------------------------
@@ -246,6 +186,7 @@ class Receiver(Counted):
         seed: int = 0,
         stop: str | Sequence[str] = (),
         stream: Callable[..., None] | None = None,
+        batch_size: int | None = None,
         **options: Any,
     ) -> Any:
         """Prefill a question behind the packet and decode an answer (method.md section 2).
@@ -262,7 +203,7 @@ class Receiver(Counted):
             None (the baseline), a Packet, or a tuple of Packets from several senders; for a list
             of questions also a list with one of these per question.
         max_new_tokens
-            0 gives an empty answer.
+            0: an empty answer, and nothing runs.
         temperature, top_k, top_p, seed
             Sampling; temperature 0 is greedy, top_k 0 and top_p 1 keep every token.
         stop
@@ -270,6 +211,8 @@ class Receiver(Counted):
         stream
             Called with every new piece of text, in whole characters: stream(text) for one
             question, stream(index, text) for a list.
+        batch_size
+            Most questions of a list at a time; None: all.
         **options
             See the class.
 
@@ -285,14 +228,57 @@ class Receiver(Counted):
         MismatchError
             A packet that does not fit this model; the message names both sides.
         """
-        sampling = Sampling(temperature, top_k, top_p, seed)
+        rules = Rules(max_new_tokens, stop, Sampling(temperature, top_k, top_p, seed))
         call = Call(self, question, packet, options)
-        prefilled = call.prefill()
-        decoding = prefilled.decode(max_new_tokens, sampling, stop)
-        for number, piece in decoding:
-            if stream is not None:
-                stream(*((piece,) if call.single else (number, piece)))
-        return call.shaped(prefilled.answers(decoding))
+        decoding = call.decode(rules, batch_size)
+        try:
+            if stream is None:
+                decoding.run()
+            else:
+                for number, piece in decoding:
+                    stream(*((piece,) if call.single else (number, piece)))
+        finally:
+            self.count(call.workspace)
+        return call.shaped(call.answers(decoding))
+
+    def answer_many(
+        self,
+        questions: Iterable[Question],
+        packets: Any = None,
+        max_new_tokens: int = 64,
+        *,
+        batch_size: int = 32,
+        **options: Any,
+    ) -> list[Answer]:
+        """Answer any number of questions, `batch_size` at a time.
+
+        An answer that has ended makes room at once: the next question is prefilled beside the
+        tokens of those that are being decoded. Only these hold K and V of their own; packets are
+        shared. Answers are those of `answer` for each question alone, bit for bit.
+
+        Parameters
+        ----------
+        questions
+            Texts or ids, of any lengths.
+        packets
+            One for all (None, a Packet, or a tuple of Packets from several senders), or a list
+            with one of these per question.
+        max_new_tokens, **options
+            As for `answer`.
+
+        Returns
+        -------
+        list of Answer, in the order of the questions
+
+        Raises
+        ------
+        TypeError, ValueError, MismatchError
+            One question instead of several; else as for `answer`, before any question runs.
+        """
+        several = questions if isinstance(questions, str) else list(questions)
+        if is_single(several):
+            raise TypeError("questions: answer_many takes several, found one")
+        return self.answer(several, packets, max_new_tokens, batch_size=batch_size, **options)
 
     def stream(
         self,
@@ -310,15 +296,20 @@ class Receiver(Counted):
         """The text of `answer` for one question, piece by piece, in whole characters."""
         if not is_single(question):
             raise TypeError("question: stream takes one question, found a list")
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        call = Call(self, question, packet, options)
-        return _streamed(call, max_new_tokens, sampling, stop)
+        rules = Rules(max_new_tokens, stop, Sampling(temperature, top_k, top_p, seed))
+        return self._pieces(Call(self, question, packet, options), rules)
+
+    def _pieces(self, call: Call, rules: Rules) -> Iterator[str]:
+        try:
+            for _, piece in call.decode(rules):
+                yield piece
+        finally:
+            self.count(call.workspace)
 
     def prefill(self, question: Any, packet: Any = None, **options: Any) -> Prefilled:
         """Prefill questions behind their packets, to answer them and to score given answers.
 
-        `answer` and `score` from here cost no second prefill. Parameters and errors as for
-        `answer`; one question is a batch of one.
+        `answer` and `score` from here cost no second one. Parameters and errors as for `answer`.
         """
         return Call(self, question, packet, options).prefill()
 
@@ -352,8 +343,8 @@ class Receiver(Counted):
         if len(golds) != len(call.turns):
             raise ValueError(f"answer: {len(golds)} for {len(call.turns)} questions")
         answers = [answer_ids(self.model, gold) for gold in golds]
-        for turn, session, ids in zip(call.turns, call.sessions, answers, strict=True):
-            self._check_room(session, len(turn.ids) + max(map(len, ids)) - 1)
+        for turn, given, ids in zip(call.turns, call.given, answers, strict=True):
+            check_room(self.model, given.start, len(turn) + max(map(len, ids)) - 1)
         return call.shaped(call.prefill().score(answers))
 
     def logits(
@@ -367,14 +358,7 @@ class Receiver(Counted):
         call = Call(self, question, packet, options)
         if not call.turns:
             return []
-        out, _ = call.workspace.forward(
-            call.sessions,
-            [turn.ids for turn in call.turns],
-            output="logits",
-            outputs="all" if all else "last",
-            slack=call.slack,
-        )
-        self.tally.add(call.workspace.counts)
+        out, _ = call.run(output="logits", outputs="all" if all else "last")
         if not all:
             return call.shaped(list(out))
         ends = np.cumsum([len(turn.ids) for turn in call.turns])
@@ -407,179 +391,8 @@ class Receiver(Counted):
         published = call.preset == "reference"
         if published and any(len(turn.ids) == 1 for turn in call.turns):
             raise ValueError("question: one token is not measured in preset reference")
-        _, mass = call.workspace.forward(
-            call.sessions,
-            [turn.ids for turn in call.turns],
-            slack=call.slack,
+        _, mass = call.run(
             mass="published" if published else "paper",
             mass_skip=int(published if skip_first is None else skip_first),
         )
-        self.tally.add(call.workspace.counts)
         return call.shaped(list(mass))
-
-    # -- how a call is prepared --
-
-    def _stop_ids(self, turn: Turn, preset: Preset) -> frozenset[int]:
-        """EOS ids of the generation config; the published kvcomm knows config.json's only."""
-        if preset == "reference" and turn.packets:
-            return frozenset(self.model.config_stop_ids)
-        return frozenset(self.model.stop_ids)
-
-    def _check_room(self, session: Session, n_tokens: int) -> None:
-        end, limit = session.next_position + n_tokens, self.model.max_position
-        if end > limit:
-            raise ValueError(
-                f"{session.next_position} tokens of context and {n_tokens} of the receiver's "
-                f"make {end} positions, receiver {self.model.name!r} has {limit}"
-            )
-
-    def _open(
-        self,
-        turn: Turn,
-        preset: Preset,
-        *,
-        shift_back: bool = False,
-        layer_map: Sequence[int] | None = None,
-        positions: Positions = "published",
-    ) -> tuple[Session, list[int] | None]:
-        """A session that holds the turn's packets, and the slack of its prefill per layer."""
-        session = _session(self.model)
-        slack = None
-        if turn.packets:
-            kv = self._joined(turn.packets, layer_map, positions)
-            start, n_layers = kv.next_position, self.model.n_layers
-            target = check_layer_map(layer_map, kv.n_layers, n_layers)
-            session.give(kv, list(target))  # its positions begin at `start`, the sum of lengths
-            whole = {target[layer] for packet in turn.packets for layer in packet.whole_layers}
-            others = [layer for layer in range(n_layers) if layer not in whole]
-            if preset == "reference":
-                held = [start if n in whole else int(n in target) for n in range(n_layers)]
-                slack = _published_slack(held, len(turn.ids), shift_back)
-            if shift_back:
-                session.set_shift(int(preset == "reference") - start, others)
-        self._check_room(session, len(turn.ids))
-        return session, slack
-
-    def _joined(
-        self,
-        packets: tuple[Packet, ...],
-        layer_map: Sequence[int] | None,
-        positions: Positions,
-    ) -> KV:
-        """The packets of all senders as one, after checking that they fit this model."""
-        for packet in packets:
-            held = [n for n, length in enumerate(packet.kv.lengths) if length]
-            packet.origin.check_receiver(
-                self.origin, held, layer_map, any_tokenizer=self.any_tokenizer
-            )
-            if len(packets) > 1 and positions == "published":
-                for layer in held:
-                    if packet.origin.windowed[layer]:
-                        raise UnsupportedError(
-                            f"layer {layer} of sender {packet.origin.model!r} is windowed and the "
-                            "senders' positions overlap: ask for positions='sequential'"
-                        )
-        if positions not in ("published", "sequential"):
-            raise ValueError(
-                f"positions: expected 'published' or 'sequential', found {positions!r}"
-            )
-        first = packets[0]
-        if len(packets) == 1:
-            return first.kv
-        whole = None
-        if first.preset == "reference":
-            whole = first.whole_layers
-            for packet in packets:
-                if packet.layers != first.layers:
-                    raise MismatchError(
-                        f"senders chose layers {first.layers} and {packet.layers}: preset "
-                        "reference takes the same layers of all"
-                    )
-        return KV.concat(
-            [packet.kv for packet in packets],
-            sequential=positions == "sequential",
-            whole=whole,
-        )
-
-
-def _published_slack(held: Sequence[int], n_query: int, shift_back: bool) -> list[int] | None:
-    """How far ahead the published code lets a question token see, per layer; None: not at all.
-
-    It makes one mask, for layer 0, and cuts it to every layer's own length. So where a layer
-    holds held[n] keys of the context, token i sees own tokens j <= i + held[0] - held[n].
-    """
-    if held[0] < max(held):
-        raise UnsupportedError(
-            f"preset reference needs the whole context in receiver layer 0, which is given "
-            f"{held[0]} tokens of {max(held)}"
-        )
-    if shift_back and 0 in held:
-        raise UnsupportedError(
-            f"preset reference has no shift_back when receiver layer {held.index(0)} is given "
-            "nothing"
-        )
-    slack = [min(held[0] - n, n_query) for n in held]
-    return None if shift_back or not any(slack) else slack
-
-
-#: What every method of a receiver takes besides its own arguments.
-_OPTIONS = ("message", "preset", "shift_back", "layer_map", "positions")
-
-
-class Call:
-    """The questions of one call, each in a session of its own behind its packets."""
-
-    def __init__(
-        self, receiver: Receiver, question: Any, packet: Any, options: dict[str, Any]
-    ) -> None:
-        self.started = time.perf_counter()
-        for name in options:
-            if name not in _OPTIONS:
-                raise TypeError(f"unknown option {name!r}: expected one of {', '.join(_OPTIONS)}")
-        options = dict(options)
-        message = options.pop("message", prompts.receiver_message)
-        preset = options.pop("preset", None)
-        self.receiver = receiver
-        self.single = is_single(question)
-        self.turns = turns_of(receiver.model, question, packet, message)
-        self.preset = common_preset(self.turns, preset)
-        opened = [receiver._open(turn, self.preset, **options) for turn in self.turns]
-        self.sessions = [session for session, _ in opened]
-        slack = [row for _, row in opened]
-        self.slack = slack if any(row is not None for row in slack) else None
-        self.workspace = Workspace(receiver.model.core)
-
-    def prefill(self) -> Prefilled:
-        """Run the questions."""
-        logits = np.empty((0, self.receiver.model.vocab_size), np.float32)
-        if self.turns:
-            logits, _ = self.workspace.forward(
-                self.sessions,
-                [turn.ids for turn in self.turns],
-                output="logits",
-                slack=self.slack,
-            )
-        return Prefilled(
-            self.receiver,
-            self.workspace,
-            self.sessions,
-            logits,
-            stop_ids=[self.receiver._stop_ids(turn, self.preset) for turn in self.turns],
-            packets=[turn.packets for turn in self.turns],
-            started=self.started,
-        )
-
-    def shaped(self, results: list[Any]) -> Any:
-        """One result for one question, a list for a list."""
-        return results[0] if self.single else results
-
-
-def _streamed(
-    call: Call, max_new_tokens: int, sampling: Sampling, stop: str | Sequence[str]
-) -> Iterator[str]:
-    prefilled = call.prefill()
-    yield from prefilled.pieces(prefilled.decode(max_new_tokens, sampling, stop))
-
-
-def _session(model: "Model") -> Session:
-    return Session(model.core, kv_dtype=model.kv_dtype)

@@ -20,6 +20,7 @@ methods side by side.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -167,27 +168,36 @@ class Cost:
 # ---- forward passes ------------------------------------------------------------------------
 
 
-def _pairs(n: int, before: int, given: int, start: int, window: int, slack: int) -> int:
-    """(query, key) pairs of n queries behind `before` own keys and `given` keys, which begin at
-    position 0; own keys begin at `start`."""
+#: Keys that are given in a layer, in runs: (position of the first one, how many). Positions count
+#: from the first own token's, so that those before it are negative.
+Runs = Sequence[tuple[int, int]]
+
+
+def _behind(held: int, start: int) -> Runs:
+    """Keys at positions 0 .. held - 1 of a timeline whose own tokens begin at `start`."""
+    return ((-start, held),) if held else ()
+
+
+def _pairs(n: int, before: int, given: Runs, window: int, slack: int) -> int:
+    """(query, key) pairs of n queries behind `before` own keys and given ones."""
     if not window:
         near = max(n - slack, 0)  # queries before which not all own keys are visible
         own_pairs = near * (before + slack) + near * (near + 1) // 2 + (n - near) * (before + n)
-        return n * given + own_pairs
+        return n * sum(held for _, held in given) + own_pairs
     own = before + np.arange(n, dtype=np.int64)
-    end = np.minimum(own + 1 + slack, before + n)
-    first = start + own - window + 1  # lowest position that is seen
-    of_given = np.maximum(given - np.maximum(first, 0), 0)
-    return int((of_given + np.maximum(end - np.maximum(first - start, 0), 0)).sum())
+    first = own - window + 1  # lowest position that is seen
+    seen = np.maximum(np.minimum(own + 1 + slack, before + n) - np.maximum(first, 0), 0)
+    for at, held in given:
+        seen += held - np.clip(first - at, 0, held)
+    return int(seen.sum())
 
 
-def _forward(
+def forward(
     shape: Shape,
     n: int,
     *,
     before: int = 0,
-    given: Sequence[int] | None = None,
-    start: int = 0,
+    given: Sequence[Runs] | None = None,
     layers: tuple[int, int] | None = None,
     n_out: int = 0,
     head: bool = False,
@@ -196,16 +206,16 @@ def _forward(
 ) -> Work:
     """One row of n tokens through layers, as forward.c runs it.
 
-    before: own tokens already there. given: per layer tokens given. n_out: rows returned, 0, 1 (the
-    last) or n. head: whether the vocabulary is multiplied for these. slack: as kvc_row's. full: the
-    last layer runs for all rows.
+    before: own tokens already there. given: per layer the keys given. n_out: rows returned, 0, 1
+    (the last) or n. head: whether the vocabulary is multiplied for these. slack: as kvc_row's.
+    full: the last layer runs for all rows.
     """
     begin, end = layers or (0, shape.n_layers)
     if n == 0 or begin == end:
         return Work()
     last_block = n if slack else (n - 1) % _BLOCK + 1
     linear = attention = 0
-    known: dict[tuple[int, ...], int] = {}
+    known: dict[tuple[Any, ...], int] = {}
     for layer in range(begin, end):
         asking = going_on = n
         if layer == end - 1 and not full:
@@ -216,8 +226,7 @@ def _forward(
         view = (
             asking,
             before + n - asking,
-            given[layer] if given else 0,
-            start,
+            tuple(given[layer]) if given else (),
             shape.window_of(layer),
             slack[layer] if slack else 0,
         )
@@ -229,13 +238,11 @@ def _forward(
     return Work(linear, attention)
 
 
-def _write(
-    shape: Shape, n: int, before: int, given: Sequence[int] | None = None, start: int = 0
-) -> Work:
+def write(shape: Shape, n: int, before: int, given: Sequence[Runs] | None = None) -> Work:
     """Decoding n tokens behind a prompt of `before`, whose logits are known: the last one of them
     is not run."""
     n = max(n - 1, 0)
-    return _forward(shape, n, before=before, given=given, start=start, n_out=n, head=True)
+    return forward(shape, n, before=before, given=given, n_out=n, head=True)
 
 
 def _held(prompt: int, n_written: int) -> int:
@@ -265,16 +272,16 @@ class _Pair:
         """A sender's prompt up to a layer: its work, and bytes of K and V."""
         if self.setting.full:
             end = self.n_layers
-        work = _forward(self.shape, n, layers=(0, end), n_out=n_out, full=self.setting.full)
+        work = forward(self.shape, n, layers=(0, end), n_out=n_out, full=self.setting.full)
         return work, n * end * self.token_bytes
 
     def prompt(self, n: int, **options: object) -> Work:
         """A receiver's prompt, up to the logits of the next token."""
-        return _forward(self.shape, n, n_out=1, head=True, full=self.setting.full, **options)
+        return forward(self.shape, n, n_out=1, head=True, full=self.setting.full, **options)
 
     def split(self, n: int, layer: int) -> Work:
         """A prompt that stops before a layer, for its hidden states, and goes on."""
-        below = _forward(self.shape, n, layers=(0, layer), n_out=n)
+        below = forward(self.shape, n, layers=(0, layer), n_out=n)
         return below + self.prompt(n, layers=(layer, self.n_layers))
 
     def cost(
@@ -308,17 +315,17 @@ def baseline(shape: Shape, lengths: Lengths, setting: Setting = AS_RUN) -> Cost:
     """The question only."""
     pair, n = _Pair(shape, setting), lengths.query
     held = shape.n_layers * _held(n, lengths.answer)
-    return pair.cost("baseline", pair.prompt(n), _write(shape, lengths.answer, n), held)
+    return pair.cost("baseline", pair.prompt(n), write(shape, lengths.answer, n), held)
 
 
 def skyline(shape: Shape, lengths: Lengths, setting: Setting = AS_RUN) -> Cost:
     """Context and question in one prompt. As run, what questions may share is read first."""
     pair, n = _Pair(shape, setting), lengths.both
     first = 0 if setting.full else lengths.beginning
-    given = [first] * shape.n_layers
-    prefill = _forward(shape, first) + pair.prompt(n - first, given=given, start=first)
+    given = [_behind(first, first)] * shape.n_layers
+    prefill = forward(shape, first) + pair.prompt(n - first, given=given)
     held = shape.n_layers * _held(n, lengths.answer)
-    return pair.cost("skyline", prefill, _write(shape, lengths.answer, n), held)
+    return pair.cost("skyline", prefill, write(shape, lengths.answer, n), held)
 
 
 def kvcomm(
@@ -350,10 +357,11 @@ def kvcomm(
         slack = ahead if any(ahead) else None
         if top < n_layers and context and not setting.full:
             # The first token goes on alone: it sees no other.
-            sender += _forward(shape, 1, layers=(0, top), n_out=1)
-            sender += _forward(shape, 1, layers=(top, n_layers))
+            sender += forward(shape, 1, layers=(0, top), n_out=1)
+            sender += forward(shape, 1, layers=(top, n_layers))
             kv += (n_layers - top) * pair.token_bytes
-    prefill = pair.prompt(question, given=given, start=context, slack=slack)
+    runs = [_behind(held, context) for held in given]
+    prefill = pair.prompt(question, given=runs, slack=slack)
     sent = given
     if setting.preset == "paper" and shape.window:
         # Keys that no question token can see are not sent.
@@ -362,7 +370,7 @@ def kvcomm(
     return pair.cost(
         f"kvcomm {len(whole)}/{n_layers}" if label is None else label,
         prefill,
-        _write(shape, lengths.answer, question, given, context),
+        write(shape, lengths.answer, question, runs),
         sum(sent) + n_layers * _held(question, lengths.answer),
         sender=(sender, kv),
         message_bytes=sum(sent) * pair.token_bytes,
@@ -388,7 +396,7 @@ def ac(
     return pair.cost(
         "ac",
         pair.split(n, j),
-        _write(shape, lengths.answer, n),
+        write(shape, lengths.answer, n),
         shape.n_layers * _held(n, lengths.answer),
         sender=pair.read(lengths.context, k, n_out=min(lengths.context, 1)),
         message_bytes=4 * shape.dim,
@@ -407,12 +415,13 @@ def prepend_hidden(
     k = pair.layer("from_layer", from_layer, shape.n_layers)
     j = pair.layer("to_layer", to_layer, shape.n_layers - 1)
     given = [context if layer >= j else 0 for layer in range(shape.n_layers)]
-    before = _forward(shape, context, layers=(j, shape.n_layers), full=setting.full)
-    question = pair.prompt(lengths.query, given=given, start=context)
+    before = forward(shape, context, layers=(j, shape.n_layers), full=setting.full)
+    runs = [_behind(held, context) for held in given]
+    question = pair.prompt(lengths.query, given=runs)
     return pair.cost(
         f"prepend hidden k={k} j={j}",
         before + question,
-        _write(shape, lengths.answer, lengths.query, given, context),
+        write(shape, lengths.answer, lengths.query, runs),
         sum(given) + shape.n_layers * _held(lengths.query, lengths.answer),
         sender=pair.read(context, k, n_out=context),
         message_bytes=4 * shape.dim * context,
@@ -428,7 +437,7 @@ def token_importance(
     above = 1 + pair.layer("layer", default if layer is None else layer, shape.n_layers - 1)
     prefill = pair.prompt(n) if above == shape.n_layers else pair.split(n, above)
     held = shape.n_layers * _held(n, lengths.answer)
-    return pair.cost("token importance", prefill, _write(shape, lengths.answer, n), held)
+    return pair.cost("token importance", prefill, write(shape, lengths.answer, n), held)
 
 
 def nld(shape: Shape, lengths: Lengths, setting: Setting = AS_RUN) -> Cost:
@@ -453,13 +462,13 @@ def _two_phases(
     """unit: one of the message's tokens or vectors."""
     pair, n = _Pair(shape, setting), lengths.message
     units = Work(n * unit_flops)
-    sender = pair.prompt(lengths.context) + _write(shape, n, lengths.context) + units
+    sender = pair.prompt(lengths.context) + write(shape, n, lengths.context) + units
     held = max(_held(lengths.query, n), _held(lengths.second, lengths.answer))
     kv = shape.n_layers * _held(lengths.context, n) * pair.token_bytes
     return pair.cost(
         label,
         pair.prompt(lengths.query) + pair.prompt(lengths.second),
-        _write(shape, n, lengths.query) + units + _write(shape, lengths.answer, lengths.second),
+        write(shape, n, lengths.query) + units + write(shape, lengths.answer, lengths.second),
         shape.n_layers * held,
         sender=(sender, kv),
         message_bytes=n * unit_bytes,

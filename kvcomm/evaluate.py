@@ -6,24 +6,23 @@ Which records and prompts there are says plan.py; methods answer (methods/), met
 summary.py counts.
 """
 
-import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from kvcomm import environment, metrics, selection
 from kvcomm.agents import Receiver, Sender
+from kvcomm.layout import counted
 from kvcomm.methods import Bench, Item, Method, Outcome
 from kvcomm.model import Model
 from kvcomm.packet import Preset, check_layer_map, check_preset
 from kvcomm.plan import Plan, Prompts
-from kvcomm.records import Log, Record, dumps, locked, write_json
+from kvcomm.progress import Running, bar, on_terminal
+from kvcomm.records import CALIBRATING, Log, Record, digest, dumps, locked, write_json
 from kvcomm.runs import CALIBRATION, SUMMARY, enter, read_run
 from kvcomm.selection import LayerScores
 from kvcomm.summary import row_key, summarise
@@ -96,7 +95,8 @@ def evaluate(
     command
         How to make the run again, for the report.
     progress
-        Show a bar with the running score on standard error.
+        Show a bar with the running score on standard error; on a terminal also of what precedes
+        the answers.
     note
         Gets one line about anything unusual, such as a damaged log.
 
@@ -108,53 +108,34 @@ def evaluate(
     Raises
     ------
     ValueError
-        Settings that differ from those of the run in the folder (named), or that do not fit.
+        Settings, or records searched on, that differ from those of the run in the folder (named);
+        settings that do not fit.
+    FormatError
+        A file of the run in the folder is damaged, but for its log, which is mended.
     MismatchError
         A sender and a receiver that do not fit.
     OSError
         The folder cannot be written, or another run is writing there.
     """
     check_preset(preset)
-    if batch_size < 1:
-        raise ValueError(f"batch size: expected 1 or more, found {batch_size}")
-    if max_new_tokens is not None and max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens: expected 0 or more, found {max_new_tokens}")
-    for model in (sender.model, receiver.model):
-        if model.tokenizer is None:
-            raise ValueError(f"model {model.name!r} has no tokenizer, which an evaluation needs")
-    n_layers = sender.model.n_layers
-    if layer_map is not None:
-        layer_map = check_layer_map(layer_map, n_layers, receiver.model.n_layers)
+    _check_arguments((sender.model, receiver.model), batch_size, max_new_tokens)
+    n_layers = (sender.model.n_layers, receiver.model.n_layers)
     bench = Bench(
         sender,
         receiver,
         preset=preset,
         max_new_tokens=task.max_new_tokens if max_new_tokens is None else max_new_tokens,
-        layer_map=layer_map,
+        layer_map=None if layer_map is None else check_layer_map(layer_map, *n_layers),
         scores=scores,
         agreement=agreement,
+        bars=progress and on_terminal(),
         note=note,
     )
-    calibrated = any(method.calibrated for method in methods)
-    if calibrated and scores is None and not plan.calibration:
-        raise ValueError("calibration records: none, and a method needs one")
-    writer = bench.prompts = Prompts(bench, task, plan, max_input_tokens, think=think)
-    bench.calibration = writer.calibration()
-    # Bad settings of a method have to show before anything is measured or written.
-    level = LayerScores(np.zeros((1, n_layers, 1)), preset, "", "")
-    read = _layers(methods, replace(bench, scores=level, trial=True))
-    if read:
-        sender.origin.check_receiver(
-            receiver.origin, read, layer_map, any_tokenizer=receiver.any_tokenizer
-        )
+    bench.prompts = Prompts(bench, task, plan, max_input_tokens, think=think)
+    bench.calibration = bench.prompts.calibration()
+    _check_methods(methods, bench)
     run = {
-        "settings": {
-            **_settings(bench, task, plan, calibrated),
-            "max_input_tokens": writer.limit,
-            **({"agreement": True} if agreement else {}),
-            "seed": seed,
-            **(about or {}),
-        },
+        "settings": {**_settings(bench, methods), "seed": seed, **(about or {})},
         "environment": {
             "command": command,
             "batch_size": batch_size,
@@ -163,23 +144,55 @@ def evaluate(
         },
         "excluded": plan.excluded,
         "methods": [{"label": m.label, "method": m.name, "settings": m.settings} for m in methods],
-        "calibrated": calibrated,
+        "calibrated": _calibrated(methods),
         "calibration": None,
     }
     with locked(out):
         resumed = enter(out, run)
-        if calibrated:
-            bench.scores = _calibration(bench, out / CALIBRATION, resumed)
+        bench.folder = out
+        if _calibrated(methods):
+            bench.scores = _calibration(bench, resumed)
         bench.read_layers = _layers(methods, bench)
-        _answer(bench, task, plan, methods, writer, out, batch_size, progress, note)
+        _answer(bench, [_Row.of(method) for method in methods], batch_size, progress)
         summary: dict[str, Any] = json.loads(dumps(summarise(*read_run(out))))
         write_json(out / SUMMARY, summary)
     return summary
 
 
-def _settings(bench: Bench, task: Task, plan: Plan, calibrated: bool) -> dict[str, Any]:
+# ---- before anything is written ------------------------------------------------------------
+
+
+def _check_arguments(models: Sequence[Model], batch_size: int, max_new_tokens: int | None) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch size: expected 1 or more, found {batch_size}")
+    if max_new_tokens is not None and max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens: expected 0 or more, found {max_new_tokens}")
+    for model in models:
+        if model.tokenizer is None:
+            raise ValueError(f"model {model.name!r} has no tokenizer, which an evaluation needs")
+
+
+def _check_methods(methods: Sequence[Method], bench: Bench) -> None:
+    """Refuse bad settings of a method, and a receiver that takes no such message."""
+    if _calibrated(methods) and bench.scores is None and not bench.calibration:
+        raise ValueError("calibration records: none, and a method needs one")
+    sender, receiver = bench.sender, bench.receiver
+    level = LayerScores(np.zeros((1, sender.model.n_layers, 1)), bench.preset, "", "")
+    read = _layers(methods, replace(bench, scores=level, trial=True))
+    if read:
+        sender.origin.check_receiver(
+            receiver.origin, read, bench.layer_map, any_tokenizer=receiver.any_tokenizer
+        )
+
+
+def _calibrated(methods: Sequence[Method]) -> bool:
+    return any(method.calibrated for method in methods)
+
+
+def _settings(bench: Bench, methods: Sequence[Method]) -> dict[str, Any]:
     """What decides a run's results, besides its methods."""
-    given = bench.scores if calibrated else None
+    task, plan = bench.prompts.task, bench.prompts.plan
+    given = bench.scores if _calibrated(methods) else None
     return {
         "task": task.name,
         "metric": task.metric,
@@ -191,11 +204,13 @@ def _settings(bench: Bench, task: Task, plan: Plan, calibrated: bool) -> dict[st
         "prompts": bench.prompts.settings,
         "max_new_tokens": bench.max_new_tokens,
         "n_records": len(plan.scored),
-        "records_sha256": _digest([asdict(one) for one in plan.scored]),
+        "records_sha256": digest([asdict(one) for one in plan.scored]),
         "published_protocol": plan.published,
         "calibration": [one.id for one in plan.calibration],
-        "calibration_sha256": None if given is None else _digest(given.sample_mass),
+        "calibration_sha256": None if given is None else digest(given.sample_mass),
         "kvcomm": environment.versions()["kvcomm"],
+        "max_input_tokens": bench.prompts.limit,
+        **({"agreement": True} if bench.agreement else {}),
     }
 
 
@@ -214,31 +229,20 @@ def _described(model: Model) -> dict[str, Any]:
     }
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(dumps(value, sort_keys=True).encode()).hexdigest()
+# ---- the calibration, and the answers ------------------------------------------------------
 
 
-def _calibration(bench: Bench, path: Path, resumed: bool) -> LayerScores:
+def _calibration(bench: Bench, resumed: bool) -> LayerScores:
     """The layer scores of the run: those it began with, as given, or measured now and kept."""
+    path = bench.folder / CALIBRATION
     if resumed and path.exists():
         return LayerScores.load(path)
     scores = bench.scores
     if scores is None:
-        bench.note(f"calibrating on {len(bench.calibration)} records")
-        scores = measure(bench, bench.calibration)
+        samples = [(item.sender, item.receiver) for item in bench.calibration]
+        scores = bench.calibrate(samples, what="calibrating")
     scores.save(path)
     return scores
-
-
-def measure(bench: Bench, items: Sequence[Item]) -> LayerScores:
-    """Calibrate on records, with the prompts of the task."""
-    return selection.calibrate(
-        bench.sender,
-        bench.receiver,
-        [(item.sender, item.receiver) for item in items],
-        preset=bench.preset,
-        layer_map=bench.layer_map,
-    )
 
 
 @dataclass(frozen=True)
@@ -255,56 +259,85 @@ class _Row:
         return cls(method, settings, row_key(method.name, settings))
 
 
-def _answer(
-    bench: Bench,
-    task: Task,
-    plan: Plan,
-    methods: Sequence[Method],
-    writer: Prompts,
-    out: Path,
-    batch_size: int,
-    progress: bool,
-    note: Callable[[str], None],
-) -> None:
-    """Everything that the log lacks, batch by batch and method by method."""
-    items = [_item_or_error(writer, number) for number in range(len(plan.scored))]
-    bench.items = items
-    rows = [_Row.of(method) for method in methods]
-    wanted = {(example.id, row.key) for example in plan.scored for row in rows}
-    done: set[tuple[str, str]] = set()
+class _Left:
+    """Which lines the log still lacks: `wanted` without `done`, each an id and a row's key."""
 
-    def keep(record: Record) -> bool:
+    def __init__(self, bench: Bench, rows: Sequence[_Row]) -> None:
+        self._of = {
+            (number, row.key): _ids(bench, number, row)
+            for number in range(len(bench.items))
+            for row in rows
+        }
+        self.wanted = {(name, key) for (_, key), names in self._of.items() for name in names}
+        self.done: set[tuple[str, str]] = set()
+
+    def keep(self, record: Record) -> bool:
+        """Whether a line of an earlier start counts; it is then done."""
         if not record.keys() >= set(FIELDS) or "error" in record:
             return False
         key = record["id"], row_key(record["method"], record["settings"])
-        if key not in wanted or key in done:
+        if key not in self.wanted or key in self.done:
             return False
-        done.add(key)
+        self.done.add(key)
         return True
 
-    with Log(out, keep) as log, _bar(len(wanted), len(done), progress) as bar:
-        if log.n_damaged:
-            damaged = f"{log.n_damaged} damaged line{'s' * (log.n_damaged > 1)}"
-            note(f"{log.path}: dropped {damaged} of an earlier run")
-        if log.n_dropped:
-            note(f"{log.path}: doing {log.n_dropped} failed, repeated or foreign records again")
-        if done:
-            note(f"going on: {len(done)} of {len(wanted)} answers are there")
-        score = _Running({row.key: row.method.label for row in rows}, task.metric, log.records)
-        room = BATCH_BYTES // max(m.memory["kv_per_token"] for m in _models(bench))
-        batches = list(_batches(items, batch_size, room))
-        for batch, upcoming in zip(batches, [*batches[1:], []], strict=True):
-            for row in rows:
-                todo = [n for n in batch if (plan.scored[n].id, row.key) not in done]
-                for number, result in _attempt(row.method, bench, items, todo):
-                    record = log.append(_record(plan.scored[number], row, result, task, bench))
-                    bar.set_postfix_str(score.add(record), refresh=False)
-                    bar.update()
-            bench.forget([items[n] for n in upcoming if isinstance(items[n], Item)])
+    def lacks(self, number: int, row: _Row) -> bool:
+        """Whether a line of this item and method is missing."""
+        return any((name, row.key) not in self.done for name in self._of[number, row.key])
 
 
-def _models(bench: Bench) -> tuple[Model, Model]:
-    return bench.sender.model, bench.receiver.model
+def _ids(bench: Bench, number: int, row: _Row) -> list[str]:
+    """Of the lines that an item has in the log, in order."""
+    item, name = bench.items[number], bench.prompts.plan.scored[number].id
+    twice = isinstance(item, Item) and row.method.repeats(bench, item)
+    return [name + CALIBRATING, name] if twice else [name]
+
+
+def _answer(bench: Bench, rows: Sequence[_Row], batch_size: int, shown: bool) -> None:
+    """Write everything that the log lacks."""
+    n_items = len(bench.prompts.plan.scored)
+    bench.items = [_item_or_error(bench.prompts, number) for number in range(n_items)]
+    left = _Left(bench, rows)
+    with Log(bench.folder, left.keep) as log:
+        _tell(bench, log, left)
+        score = Running(
+            {row.key: row.method.label for row in rows}, bench.prompts.task.metric, log.records
+        )
+        models = (bench.sender.model, bench.receiver.model)
+        room = BATCH_BYTES // max(model.memory["kv_per_token"] for model in models)
+        batches = list(_batches(bench.items, batch_size, room))
+        with bar(len(left.wanted), "answer", done=len(left.done), shown=shown) as answers:
+            for record in _lacking(bench, rows, left, batches):
+                answers.set_postfix_str(score.add(log.append(record)), refresh=False)
+                answers.update()
+
+
+def _lacking(
+    bench: Bench, rows: Sequence[_Row], left: _Left, batches: Sequence[Sequence[int]]
+) -> Iterator[Record]:
+    """The lines that the log lacks, in the order of batches, methods and records."""
+    items, scored = bench.items, bench.prompts.plan.scored
+    for batch, upcoming in zip(batches, [*batches[1:], []], strict=True):
+        for row in rows:
+            todo = [number for number in batch if left.lacks(number, row)]
+            for number, result in _attempt(row.method, bench, items, todo):
+                for record in _records(scored[number], row, result, bench):
+                    if (record["id"], row.key) not in left.done:
+                        yield record
+        bench.forget([items[n] for n in upcoming if isinstance(items[n], Item)])
+
+
+def _tell(bench: Bench, log: Log, left: _Left) -> None:
+    """Note what was found of an earlier start."""
+    if log.n_damaged:
+        bench.note(
+            f"{log.path}: dropped {counted(log.n_damaged, 'damaged line')} of an earlier run"
+        )
+    if log.n_dropped:
+        again = counted(log.n_dropped, "failed, repeated or foreign record")
+        bench.note(f"{log.path}: doing {again} again")
+    if left.done:
+        bench.note(f"going on: {len(left.done)} of {len(left.wanted)} answers are there")
 
 
 def _batches(
@@ -331,17 +364,6 @@ def _item_or_error(writer: Prompts, number: int) -> Item | ValueError:
         return error
 
 
-def _bar(total: int, done: int, shown: bool) -> tqdm:
-    return tqdm(
-        total=total,
-        initial=done,
-        disable=not shown,
-        unit="answer",
-        mininterval=0.5 if sys.stderr.isatty() else 10.0,
-        dynamic_ncols=True,
-    )
-
-
 def _attempt(
     method: Method, bench: Bench, items: Sequence[Item | Exception], numbers: Sequence[int]
 ) -> list[tuple[int, Outcome | Exception]]:
@@ -361,9 +383,21 @@ def _attempt(
         return [pair for number in numbers for pair in _attempt(method, bench, items, [number])]
 
 
-def _record(
-    example: Example, row: _Row, result: Outcome | Exception, task: Task, bench: Bench
-) -> Record:
+# ---- a line of the log ---------------------------------------------------------------------
+
+
+def _records(
+    example: Example, row: _Row, result: Outcome | Exception, bench: Bench
+) -> list[Record]:
+    """The lines of what a method did with an item, as `_ids` has them."""
+    record = _record(example, row, result, bench)
+    if isinstance(result, Exception) or result.calibrating is None:
+        return [record]
+    other = replace(example, id=example.id + CALIBRATING)
+    return [_record(other, row, result.calibrating, bench), record]
+
+
+def _record(example: Example, row: _Row, result: Outcome | Exception, bench: Bench) -> Record:
     """A line of the log. A failed record has "error", and null for all that is not known; where no
     answers are asked for, scores of answers are not known."""
     record: Record = dict.fromkeys(FIELDS) | {
@@ -377,6 +411,7 @@ def _record(
     }
     if isinstance(result, Exception):
         return record | {"error": f"{type(result).__name__}: {' '.join(str(result).split())}"}
+    task = bench.prompts.task
     stripped = metrics.strip_reasoning(result.answer)
     judged = metrics.score(
         stripped.text, example.answers, closed=task.closed, choices=example.choices
@@ -391,7 +426,7 @@ def _record(
         record["choices"] = example.choices
     return record | {
         "settings": {**row.settings, "layers": result.layers},
-        "prompt_sha256": _digest([ids.tolist() for ids in result.prompts]),
+        "prompt_sha256": digest([ids.tolist() for ids in result.prompts]),
         "answer": result.answer,
         "token_ids": result.token_ids,
         **({name: getattr(judged, name) for name in metrics.NAMES} if bench.max_new_tokens else {}),
@@ -402,39 +437,3 @@ def _record(
         "cut_tokens": result.cut_tokens,
         "seconds": asdict(result.seconds),
     }
-
-
-class _Running:
-    """The score so far of the method that answered last, for the progress bar.
-
-    labels: of the methods, by the key of their lines. metric: the data set's.
-    """
-
-    def __init__(self, labels: Mapping[str, str], metric: str, records: Sequence[Record]) -> None:
-        self._labels, self._metric = labels, metric
-        self._nll: dict[str, dict[str, float]] = {label: {} for label in labels.values()}
-        self._scores: dict[str, list[float]] = {label: [] for label in labels.values()}
-        for record in records:
-            self.add(record)
-
-    def add(self, record: Record) -> str:
-        """Count a record; returns the line to show."""
-        label = self._labels[row_key(record["method"], record["settings"])]
-        nll, scores = self._nll[label], self._scores[label]
-        if "error" not in record:
-            scores += [record[self._metric]] if record[self._metric] is not None else []
-            if record["nll"] is not None:
-                nll[record["id"]] = record["nll"]
-        if not nll:
-            return f"{label}: nothing done"
-        share = self._recovered(nll)
-        said = f"{self._metric} {sum(scores) / len(scores):.2f}, " if scores else ""
-        return f"{label}: {said}nll {sum(nll.values()) / len(nll):.1f}" + (
-            "" if share is None else f", recovered {share:.2f}"
-        )
-
-    def _recovered(self, nll: Mapping[str, float]) -> float | None:
-        baseline, skyline = self._nll.get("baseline", {}), self._nll.get("skyline", {})
-        ids = nll.keys() & baseline.keys() & skyline.keys()
-        below, mine, above = (sum(values[i] for i in ids) for values in (baseline, nll, skyline))
-        return None if below == above else (below - mine) / (below - above)

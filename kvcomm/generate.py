@@ -1,12 +1,13 @@
 """Tokens out of sessions: the decode loop over a batch, and log-likelihoods of given tokens.
 
-Owns stop rules (EOS ids, stop strings, length), sampling per row and streaming in whole
-characters. Does not know senders, packets or presets: agents.py prepares the sessions. No row's
-result depends on the other rows of its batch.
+Owns stop rules (EOS ids, stop strings, length), sampling per row, streaming in whole characters,
+and which rows run together: a finished row leaves the batch at once and the next prompt that waits
+takes its place, in the same forward call as the tokens of the others. Does not know senders,
+packets or presets: handover.py prepares the sessions. No row's result depends on other rows.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,9 +18,15 @@ from kvcomm._core import Sampler, Session, Workspace
 from kvcomm.errors import NumericError
 
 if TYPE_CHECKING:
+    from kvcomm.model import Model
     from kvcomm.tokenizer import Tokenizer
 
 StopReason = Literal["eos", "stop", "length", "limit"]
+
+#: Most prompt tokens that join the decoding rows in one forward call, unless one prompt has more:
+#: enough for products at full speed, few enough for one block of the core, which reads the weights
+#: once for both.
+JOINING_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -40,64 +47,136 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Rules:
+    """How an answer is written: most tokens, strings that end it, and how tokens are drawn.
+
+    Raises
+    ------
+    TypeError
+        max_new_tokens that is no integer, stop strings that are none.
+    ValueError
+        A negative max_new_tokens, an empty stop string, sampling values out of range.
+    """
+
+    max_new_tokens: int
+    stop: str | Sequence[str] = ()
+    sampling: Sampling = Sampling()
+
+    def __post_init__(self) -> None:
+        n, stop = self.max_new_tokens, self.stop
+        if isinstance(n, bool) or not isinstance(n, int | np.integer):
+            raise TypeError(f"max_new_tokens: expected an integer, found {n!r}")
+        if n < 0:
+            raise ValueError(f"max_new_tokens: {n} is negative")
+        if not all(isinstance(string, str) for string in self.strings):
+            raise TypeError(f"stop: expected strings, found {stop!r}")
+        if "" in self.strings:
+            raise ValueError("stop: an empty string would stop everything")
+        self.sampling.sampler()
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where a row begins.
+
+    ids: int32 [n], n >= 1, that its session has to run first, with `slack` as for
+    `Workspace.forward`; None: the prompt has run, and logits, float32 [vocab_size], are those of
+    the next token. stop_ids end the row.
+    """
+
+    session: Session
+    stop_ids: frozenset[int]
+    ids: NDArray[np.int32] | None = None
+    slack: Sequence[int] | None = None
+    logits: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
 class Generation:
     """What one row produced.
 
     ids holds every generated token, a stop id included; text leaves the stop id out and ends
     before a stop string. stop_reason: "eos", "stop" (a stop string), "length" (max_new_tokens) or
-    "limit" (the model's last position). Times are seconds since `Decoding.started`; first_token is
-    None when there is no token.
+    "limit" (the model's last position). Times are seconds since the beginning of the call: of its
+    joining the batch (0 for a prompt that had run; None for one that did not, as no token was
+    asked for), of its first token (None when there is none) and of its last.
     """
 
     ids: tuple[int, ...]
     text: str
     stop_reason: StopReason
+    joined_seconds: float | None
     first_token_seconds: float | None
     total_seconds: float
 
 
 class _Row:
-    """One row while it runs."""
+    """One row, from when it joins.
+
+    feed: what its session runs next. stream: turns tokens into text as they come, where somebody
+    reads along or a stop string is looked for; otherwise the text is made at the end.
+    """
 
     def __init__(
-        self,
-        session: Session,
-        sampler: Sampler,
-        stop_ids: frozenset[int],
-        stop: tuple[str, ...],
-        tokenizer: "Tokenizer | None",
-        room: int,
-        full: StopReason,
+        self, number: int, start: Start, rules: Rules, model: "Model", read_along: bool
     ) -> None:
-        self.session = session
-        self.sampler = sampler
-        self.stop_ids = stop_ids
-        self.stop = stop
-        self.stream = tokenizer.stream() if tokenizer is not None else None
-        self.room = room
-        self.full = full
+        self.number = number
+        self.session: Session | None = start.session
+        self.stop_ids = start.stop_ids
+        self.feed: Sequence[int] | NDArray[np.int32] = () if start.ids is None else start.ids
+        self.slack = start.slack
+        self.sampler = rules.sampling.sampler()
+        self.strings = rules.strings
+        self.tokenizer: Tokenizer | None = model.tokenizer
+        self.stream = None
+        if self.tokenizer is not None and (read_along or self.strings):
+            self.stream = self.tokenizer.stream()
+        left = model.max_position - start.session.next_position - len(self.feed) + 1
+        self.room = min(rules.max_new_tokens, left)
+        self.full: StopReason = "length" if rules.max_new_tokens <= left else "limit"
         self.ids: list[int] = []
         self.text = ""
         self.n_shown = 0  # characters of text handed to the caller
-        self.reason: StopReason | None = full if room == 0 else None
+        self.reason: StopReason | None = self.full if self.room == 0 else None
+        self.logits = start.logits
+        self.joined: float | None = None
+        self.first: float | None = None
+        self.last = 0.0
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, now: float) -> None:
         """Adds a token and applies the stop rules."""
         self.ids.append(token)
+        self.feed, self.slack, self.logits = (token,), None, None
+        self.last = now
+        if self.first is None:
+            self.first = now
         if token in self.stop_ids:
             self.reason = "eos"
         elif self.stream is not None:
             self._extend(self.stream.push(token))
         if self.reason is None and len(self.ids) == self.room:
             self.reason = self.full
-        if self.reason is not None and self.reason != "stop" and self.stream is not None:
-            self._extend(self.stream.finish())
+        if self.reason is not None:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.session = None  # its memory is free for the next row
+        if self.stream is not None:
+            if self.reason != "stop":
+                self._extend(self.stream.finish())
+        elif self.tokenizer is not None:
+            self.text = _text(self.tokenizer, self.ids[:-1] if self.reason == "eos" else self.ids)
 
     def _extend(self, piece: str) -> None:
-        longest = max(map(len, self.stop), default=0)
+        longest = max(map(len, self.strings), default=0)
         search_from = max(0, len(self.text) - longest + 1)
         self.text += piece
-        found = [at for at in (self.text.find(s, search_from) for s in self.stop) if at >= 0]
+        found = [at for at in (self.text.find(s, search_from) for s in self.strings) if at >= 0]
         if found:
             self.text = self.text[: min(found)]
             self.reason = "stop"
@@ -106,10 +185,24 @@ class _Row:
         """New text that no stop string can take back any more."""
         end = len(self.text)
         if self.reason is None:
-            end -= max((_overlap(self.text, s) for s in self.stop), default=0)
+            end -= max((_overlap(self.text, s) for s in self.strings), default=0)
         piece = self.text[self.n_shown : end]
         self.n_shown = max(self.n_shown, end)
         return piece
+
+    def result(self) -> Generation:
+        return Generation(
+            tuple(self.ids), self.text, self.reason, self.joined, self.first, self.last
+        )
+
+
+def _text(tokenizer: "Tokenizer", ids: Sequence[int]) -> str:
+    """The text of ids, as a stream of them gives it."""
+    text = tokenizer.decode(ids)
+    if "\ufffd" in text:  # where bytes are cut off, a stream may mark fewer of them
+        stream = tokenizer.stream()
+        text = "".join([*map(stream.push, ids), stream.finish()])
+    return text
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -123,113 +216,120 @@ def _overlap(text: str, stop: str) -> int:
 class Decoding:
     """The decode loop over a batch of sessions.
 
-    Iterating runs it and yields (row, text) pieces in whole characters, as they come; finished
-    rows leave the batch. Afterwards `results` has a `Generation` per row.
+    `run` runs it; iterating does, too, and yields (row, text) pieces in whole characters as they
+    come. Afterwards `results` has a `Generation` per row, in the order of the starts.
 
     Parameters
     ----------
-    sessions, logits
-        Per row a session that stands behind its prompt, and float32 [n, vocab] the logits of the
-        next token.
-    tokenizer
-        None: there is no text, and no stop strings.
-    stop_ids
-        Per row, the ids that end it.
-    max_position
-        Positions that the model has; a row stops when the next token would need one more.
+    workspace
+        Of the model.
+    starts
+        Where rows begin; taken from as there is room, so that their sessions may be opened late.
+    model
+        Its tokenizer (None: there is no text) and its positions; a row stops when the next token
+        would need one more than it has.
+    batch_size
+        Most rows at a time; None: all.
+    started
+        `time.perf_counter()` that times count from; None: now.
 
     Raises
     ------
     ValueError
-        A negative max_new_tokens, an empty stop string, sampling values out of range.
+        Stop strings for a model without a tokenizer, a batch_size below 1.
     """
 
     def __init__(
         self,
         workspace: Workspace,
-        sessions: Sequence[Session],
-        logits: NDArray[np.float32],
+        starts: Iterable[Start],
+        rules: Rules,
+        model: "Model",
         *,
-        tokenizer: "Tokenizer | None",
-        stop_ids: Sequence[frozenset[int]],
-        stop: str | Sequence[str],
-        max_new_tokens: int,
-        max_position: int,
-        sampling: Sampling,
+        batch_size: int | None = None,
         started: float | None = None,
     ) -> None:
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int | np.integer):
-            raise TypeError(f"max_new_tokens: expected an integer, found {max_new_tokens!r}")
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens: {max_new_tokens} is negative")
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(string, str) for string in strings):
-            raise TypeError(f"stop: expected strings, found {stop!r}")
-        if "" in strings:
-            raise ValueError("stop: an empty string would stop everything")
-        if strings and tokenizer is None:
+        if rules.strings and model.tokenizer is None:
             raise ValueError("stop: strings need a tokenizer, which the model lacks")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size: expected 1 or more, found {batch_size}")
         self._workspace = workspace
-        self._logits = logits
-        self._greedy = sampling.temperature == 0
+        self._starts = iter(starts)
+        self._next = next(self._starts, None)
+        self._rules, self._model = rules, model
+        self._batch_size = batch_size
+        self._greedy = rules.sampling.temperature == 0
         self._started = time.perf_counter() if started is None else started
-        self._rows = []
-        for session, ids in zip(sessions, stop_ids, strict=True):
-            left = max_position - session.next_position + 1
-            self._rows.append(
-                _Row(
-                    session,
-                    sampling.sampler(),
-                    ids,
-                    strings,
-                    tokenizer,
-                    min(max_new_tokens, left),
-                    "length" if max_new_tokens <= left else "limit",
-                )
-            )
-        self._first = [None] * len(self._rows)
-        self._total = [0.0] * len(self._rows)
+        self._rows: list[_Row] = []
+
+    def run(self) -> list[Generation]:
+        """All rows to their ends."""
+        for _ in self._loop(read_along=False):
+            pass
+        return self.results
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        active = [number for number, row in enumerate(self._rows) if row.reason is None]
-        tokens = [self._rows[number].sampler.sample(self._logits[number]) for number in active]
-        while active:
-            now = time.perf_counter() - self._started
-            for number, token in zip(active, tokens, strict=True):
-                row = self._rows[number]
-                row.take(token)
-                if self._first[number] is None:
-                    self._first[number] = now
-                self._total[number] = now
-                piece = row.show()
-                if piece:
-                    yield number, piece
-            active = [number for number in active if self._rows[number].reason is None]
-            tokens = self._next([self._rows[number] for number in active]) if active else []
-
-    def _next(self, rows: Sequence[_Row]) -> list[int]:
-        out, _ = self._workspace.forward(
-            [row.session for row in rows],
-            [row.ids[-1:] for row in rows],
-            output="argmax" if self._greedy else "logits",
-        )
-        if self._greedy:
-            return [int(token) for token in out]
-        return [row.sampler.sample(logits) for row, logits in zip(rows, out, strict=True)]
+        return self._loop(read_along=True)
 
     @property
     def results(self) -> list[Generation]:
         """One per row, once the loop has run."""
-        return [
-            Generation(
-                ids=tuple(row.ids),
-                text=row.text,
-                stop_reason=row.reason,
-                first_token_seconds=first,
-                total_seconds=total,
-            )
-            for row, first, total in zip(self._rows, self._first, self._total, strict=True)
-        ]
+        return [row.result() for row in self._rows]
+
+    def _loop(self, read_along: bool) -> Iterator[tuple[int, str]]:
+        running: list[_Row] = []
+        while running or self._next is not None:
+            fresh = self._join(len(running), read_along)
+            ready = [row for row in fresh if row.logits is not None]
+            tokens = [row.sampler.sample(row.logits) for row in ready]
+            yield from self._take(ready, tokens, read_along)
+            running = [row for row in running + fresh if row.reason is None]
+            yield from self._take(running, self._step(running), read_along)
+            running = [row for row in running if row.reason is None]
+
+    def _join(self, n_running: int, read_along: bool) -> list[_Row]:
+        """The rows that the batch has room for now."""
+        fresh: list[_Row] = []
+        n_tokens = 0
+        while self._next is not None and n_running + len(fresh) != self._batch_size:
+            n_tokens += 0 if self._next.ids is None else len(self._next.ids)
+            if fresh and n_tokens > JOINING_TOKENS:
+                break
+            row = _Row(len(self._rows), self._next, self._rules, self._model, read_along)
+            self._rows.append(row)
+            if row.reason is None:
+                row.joined = self._seconds() if row.logits is None else 0.0
+                fresh.append(row)
+            self._next = next(self._starts, None)
+        return fresh
+
+    def _step(self, rows: Sequence[_Row]) -> list[int]:
+        """The next token of every row, in one forward call."""
+        if not rows:
+            return []
+        slack = [row.slack for row in rows]
+        out, _ = self._workspace.forward(
+            [row.session for row in rows],
+            [row.feed for row in rows],
+            output="argmax" if self._greedy else "logits",
+            slack=slack if any(slack) else None,
+        )
+        if self._greedy:
+            return out.tolist()
+        return [row.sampler.sample(logits) for row, logits in zip(rows, out, strict=True)]
+
+    def _take(
+        self, rows: Sequence[_Row], tokens: Sequence[int], read_along: bool
+    ) -> Iterator[tuple[int, str]]:
+        now = self._seconds()
+        for row, token in zip(rows, tokens, strict=True):
+            row.take(token, now)
+            piece = row.show() if read_along else ""
+            if piece:
+                yield row.number, piece
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._started
 
 
 def log_likelihoods(

@@ -37,19 +37,6 @@ def check_layer(what: str, layer: int, last: int) -> None:
         raise ValueError(f"{what}: expected a layer in 0 .. {last}, found {layer!r}")
 
 
-def check_room(model: "Model", n_context: int, n_own: int) -> None:
-    """Refuse a prompt, or a receiver's behind a context, that passes the model's last position."""
-    if n_context + n_own > model.max_position:
-        if not n_context:
-            raise ValueError(
-                f"prompt: {n_own} tokens, model {model.name!r} has {model.max_position} positions"
-            )
-        raise ValueError(
-            f"{n_context} tokens of context and {n_own} of the receiver's make "
-            f"{n_context + n_own} positions, receiver {model.name!r} has {model.max_position}"
-        )
-
-
 def entering(
     workspace: Workspace,
     sessions: Sequence[Session],

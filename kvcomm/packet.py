@@ -24,6 +24,7 @@ from kvcomm._core import KV
 from kvcomm.errors import FormatError, MismatchError
 
 if TYPE_CHECKING:
+    from kvcomm.account import Reading
     from kvcomm.model import Model
 
 Preset = Literal["paper", "reference"]
@@ -213,6 +214,8 @@ class Packet:
         every other layer (method.md section 3).
     origin
         The model that made it.
+    stats
+        What reading it cost; None for one that was loaded.
     """
 
     kv: KV = field(repr=False)
@@ -222,6 +225,7 @@ class Packet:
     cut_tokens: int
     preset: Preset
     origin: Origin = field(repr=False)
+    stats: "Reading | None" = field(default=None, repr=False)
 
     @property
     def n_layers(self) -> int:

@@ -126,6 +126,8 @@ class Prompts:
 
     Attributes
     ----------
+    task, plan : Task, Plan
+        As given.
     limit : int
         Most tokens of a prompt.
     think : dict of str to bool
@@ -141,8 +143,8 @@ class Prompts:
         *,
         think: bool | None = None,
     ) -> None:
-        self.plan = plan
-        self._bench, self._task = bench, task
+        self.task, self.plan = task, plan
+        self._bench = bench
         self._encode = bench.receiver.model.tokenizer.encode
         models = {"sender": bench.sender.model, "receiver": bench.receiver.model}
         self._agents = {
@@ -169,9 +171,9 @@ class Prompts:
     @property
     def settings(self) -> dict[str, Any]:
         """Every text that decides a prompt, as JSON can hold it."""
-        suffix = prompts.think_suffix(self._task.name) if any(self.think.values()) else None
+        suffix = prompts.think_suffix(self.task.name) if any(self.think.values()) else None
         return {
-            **asdict(prompts.FAMILIES[self._task.family]),
+            **asdict(prompts.FAMILIES[self.task.family]),
             "refine": dict(prompts.REFINE),
             "think": dict(self.think),
             "think_suffix": suffix,
@@ -179,9 +181,9 @@ class Prompts:
 
     def check_context(self, label: str) -> None:
         """Refuse a method that hands a context over, for a task that has none."""
-        if not self._task.needs_context:
+        if not self.task.needs_context:
             raise ValueError(
-                f"method: {label!r} hands a context over, and task {self._task.name!r} has none: "
+                f"method: {label!r} hands a context over, and task {self.task.name!r} has none: "
                 "baseline and token_importance do without"
             )
 
@@ -205,9 +207,9 @@ class Prompts:
             An empty question, an empty context where the task has contexts, or a question that
             leaves no room for a context.
         """
-        family = self._task.family
+        family = self.task.family
         has_context = bool(example.context.strip())
-        if not has_context and self._task.needs_context:
+        if not has_context and self.task.needs_context:
             raise ValueError("context is empty")
         if not example.question.strip():
             raise ValueError("question is empty")
@@ -216,7 +218,7 @@ class Prompts:
         skyline, shared = self._skyline(example) if has_context else (baseline, 1)
         cut = whole = self.sender(example.context) if has_context else np.empty(0, np.int32)
         sender_cut, skyline_cut = 0, 0
-        if self._task.truncates and has_context:
+        if self.task.truncates and has_context:
             cut, sender_cut = prompts.cut_sender(whole, len(question), self.limit)
             at = len(cut) // 2
             if self._bench.preset == "paper":
@@ -246,7 +248,7 @@ class Prompts:
         other = "!" if example.question.startswith("?") else "?"
         one, two = (
             self.ids(
-                prompts.skyline_message(example.context, question, self._task.family), "receiver"
+                prompts.skyline_message(example.context, question, self.task.family), "receiver"
             )
             for question in (example.question, other)
         )
@@ -261,16 +263,12 @@ class Prompts:
 
     def question(self, example: Example) -> str:
         """The user turn that a receiver answers behind a message."""
-        return prompts.receiver_message(example.question, self._task.family)
+        return prompts.receiver_message(example.question, self.task.family)
 
     def sender(self, context: str) -> TokenIds:
         """The prompt that a sender reads without answering it, whole, ids [C]."""
-        ids = self._chat(prompts.sender_message(context, self._task.family), "sender")
+        ids = self._chat(prompts.sender_message(context, self.task.family), "sender")
         return self._without_think(ids) if self.think["sender"] else ids
-
-    def senders(self, item: Item, how: Senders) -> tuple[TokenIds, ...]:
-        """What each sender reads of an item's context, ids [C], cut; see `Example.split`."""
-        return self.deal(item, how)[0]
 
     def deal(
         self, item: Item, how: Senders, *, writes: bool = False, aware: bool = False
@@ -291,14 +289,14 @@ class Prompts:
         ValueError
             A context that cannot be dealt out, or a question that leaves no room for it.
         """
-        example, family = item.example, self._task.family
+        example, family = item.example, self.task.family
         contexts = (example.context,) if how == "one" else example.split(how)
         if writes:
             messages = [prompts.sender_message(one, family, aware=aware) for one in contexts]
             whole = [self.ids(message, "sender") for message in messages]
         else:
             whole = [self.sender(one) for one in contexts]
-        if not self._task.truncates:
+        if not self.task.truncates:
             return tuple(whole), 0
         parts = prompts.cut_contexts(whole, len(item.receiver), self.limit)
         return tuple(ids for ids, _ in parts), sum(n_cut for _, n_cut in parts)
@@ -345,14 +343,14 @@ class Prompts:
         ValueError
             A prompt that is too long and may not be cut.
         """
-        if self._task.truncates:
+        if self.task.truncates:
             return prompts.cut_prompt(ids, self.limit)
         self.check_length(len(ids))
         return ids, 0
 
     def check_length(self, n_tokens: int) -> None:
         """Refuse a prompt that cannot be cut and is too long for an answer behind it."""
-        limit = self.limit if self._task.truncates else self._room
+        limit = self.limit if self.task.truncates else self._room
         if n_tokens > limit:
             raise ValueError(f"refine prompt: {n_tokens} tokens, {limit} are the limit")
 
@@ -364,7 +362,7 @@ class Prompts:
         if not self.think[role]:
             return ids
         _, tokenizer = self._agents[role]
-        suffix = tokenizer.encode(prompts.think_suffix(self._task.name), special=True)
+        suffix = tokenizer.encode(prompts.think_suffix(self.task.name), special=True)
         return np.concatenate([ids, np.array(suffix, np.int32)])
 
     def _without_think(self, ids: TokenIds) -> TokenIds:

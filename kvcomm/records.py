@@ -6,6 +6,7 @@ says which fields a line has and which lines count.
 """
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -16,10 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from kvcomm.errors import FormatError
 from kvcomm.packet import write_whole
 
 RECORDS = "records.jsonl"
 LOCK = ".lock"
+
+#: Behind the id of a record: the line of an answer that layers were chosen from, which the
+#: published protocol counts like any other.
+CALIBRATING = " (calibrating)"
 
 Record = dict[str, Any]
 
@@ -67,6 +73,11 @@ def dumps(value: Any, **options: Any) -> str:
     return json.dumps(value, allow_nan=False, **options)
 
 
+def digest(value: Any) -> str:
+    """SHA-256 of a value as JSON, in hexadecimal."""
+    return hashlib.sha256(dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON; the file appears whole or not at all."""
     write_whole(path, (dumps(value, indent=1) + "\n").encode())
@@ -75,15 +86,15 @@ def write_json(path: Path, value: Any) -> None:
 # ---- the log -------------------------------------------------------------------------------
 
 
-def parse(data: bytes) -> tuple[list[Record], int]:
-    """The objects of a log's bytes, in order, and how many of its lines were damaged.
+def parse(data: bytes) -> tuple[list[Record], list[int]]:
+    """The objects of a log's bytes, in order, and the numbers of its damaged lines, from 1 on.
 
     Of a damaged line the whole objects at its start count (two writers may have joined theirs).
     """
     decoder = json.JSONDecoder(parse_constant=_refuse)
     records: list[Record] = []
-    n_damaged = 0
-    for line in data.split(b"\n"):
+    damaged: list[int] = []
+    for number, line in enumerate(data.split(b"\n"), 1):
         text = line.decode("utf-8", "replace").strip()
         n_objects = 0
         try:
@@ -95,14 +106,34 @@ def parse(data: bytes) -> tuple[list[Record], int]:
                 n_objects += 1
                 text = text[end:].lstrip()
         except (ValueError, RecursionError):
-            n_damaged += 1
+            damaged.append(number)
         else:
-            n_damaged += n_objects > 1
-    return records, n_damaged
+            damaged += [number] * (n_objects > 1)
+    return records, damaged
 
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
+
+
+def read_log(path: Path) -> list[Record]:
+    """The records of a log that is whole.
+
+    Raises
+    ------
+    FormatError
+        Damaged lines; the message has the number of the first.
+    OSError
+        There is no log, or it cannot be read.
+    """
+    records, damaged = parse(path.read_bytes())
+    if damaged:
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        them = "them" if more else "it"
+        raise FormatError(
+            f"{path} record {damaged[0]}{more}: damaged, the run's command mends {them}"
+        )
+    return records
 
 
 @contextmanager
@@ -159,7 +190,8 @@ class Log:
     def __init__(self, folder: Path, keep: Callable[[Record], bool]) -> None:
         self.path = folder / RECORDS
         data = self.path.read_bytes() if self.path.exists() else b""
-        found, self.n_damaged = parse(data)
+        found, damaged = parse(data)
+        self.n_damaged = len(damaged)
         self.records = [record for record in found if keep(record)]
         self.n_dropped = len(found) - len(self.records)
         whole = b"".join(map(_line, self.records))

@@ -3,6 +3,7 @@
     DIR/run.json          settings, written first; a run with other settings is refused
     DIR/records.jsonl     one line per record and method, written the moment it is done
     DIR/calibration.json  the layer scores, when a method needs some
+    DIR/search.json       layers that methods searched for, with what each search went by
     DIR/summary.json      written at the end
 
 Owns these names, and reading a run back. The log's form is records.py's, a run's course
@@ -10,18 +11,19 @@ evaluate.py's.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvcomm.errors import FormatError
-from kvcomm.records import RECORDS, Record, dumps, parse, write_json
+from kvcomm.records import RECORDS, Record, dumps, read_log, write_json
 from kvcomm.selection import LayerScores
 from kvcomm.summary import MEANS, row_key
 
 RUN = "run.json"
 SUMMARY = "summary.json"
 CALIBRATION = "calibration.json"
+SEARCH = "search.json"
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -59,9 +61,7 @@ _FIELDS = ("id", "index", "method", "settings", "gold", *MEANS, "seconds")
 
 
 def _read_records(path: Path) -> list[Record]:
-    records, n_damaged = parse(path.read_bytes()) if path.exists() else ([], 0)
-    if n_damaged:
-        raise FormatError(f"{path}: {n_damaged} damaged lines; the run's command mends them")
+    records = read_log(path) if path.exists() else []
     seen: set[tuple[str, str]] = set()
     for number, record in enumerate(records, 1):
         for name in _FIELDS:
@@ -115,12 +115,62 @@ def enter(folder: Path, run: Mapping[str, Any]) -> bool:
     return resumed
 
 
+def kept(folder: Path, name: str, asked: Mapping[str, Any], find: Callable[[], Any]) -> Any:
+    """What an earlier start of a run has found by a search, else what `find` gives, kept for later.
+
+    Parameters
+    ----------
+    name
+        Of the search, one in the run.
+    asked
+        All that the result depends on and run.json does not hold.
+    find
+        Does the work; its result is kept, and given back, as JSON holds it.
+
+    Raises
+    ------
+    ValueError
+        An earlier start went by something else, with each difference.
+    FormatError
+        search.json is damaged.
+    """
+    path = folder / SEARCH
+    entries = _read_searches(path) if path.exists() else {}
+    now = json.loads(dumps(asked))
+    if name in entries:
+        differing = [
+            f"{field} was {_brief(old)}, is {_brief(new)}"
+            for field, old, new in _differences(entries[name]["asked"], now, "")
+        ]
+        if differing:
+            raise ValueError(
+                f"{path}: {name!r} was searched on other records: {'; '.join(differing)} "
+                "(take another folder, or the same records to go on)"
+            )
+    else:
+        entries[name] = {"asked": now, "found": json.loads(dumps(find()))}
+        write_json(path, entries)
+    return entries[name]["found"]
+
+
+def _read_searches(path: Path) -> dict[str, Any]:
+    try:
+        entries = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON: {error}") from None
+    if not isinstance(entries, dict) or not all(
+        isinstance(entry, dict) and {"asked", "found"} <= entry.keys() for entry in entries.values()
+    ):
+        raise FormatError(f"{path}: expected an object of searches, each with asked and found")
+    return entries
+
+
 def _differences(old: Any, new: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}")
     elif old != new:
-        yield name.removeprefix("settings."), old, new
+        yield name.removeprefix("settings.").lstrip("."), old, new
 
 
 def _brief(value: Any) -> str:

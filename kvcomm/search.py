@@ -345,12 +345,9 @@ def search(
     check_preset(preset)
     n_layers = sender.model.n_layers
     n_wanted = layer_count(n_layers, ratio=ratio, count=count, preset=preset)
-    if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
-        raise ValueError(f"beam: expected a number of sets above 0, found {beam!r}")
     target = check_layer_map(layer_map, n_layers, receiver.model.n_layers)
-    records = [_sample(one) for one in samples]
-    if not records:
-        raise ValueError("samples: a search needs at least one, with its gold answers")
+    _check_beam(beam)
+    records = _records(samples)
     options = {
         "preset": preset,
         "layer_map": layer_map,
@@ -359,18 +356,9 @@ def search(
     }
     packets = [tuple(sender.read(_contexts(record), preset=preset)) for record in records]
     trials = _Trials(receiver, records, packets, target, options)
-    best = trials.start()
-    beams = [best]
-    for _ in range(n_wanted):
-        beams = _widened(trials, beams, n_layers, beam)
-        best = min(beams, key=lambda one: one.order)
-        watch(best.steps[-1])
-    while backward and best.layers:
-        better = _swapped(trials, best, n_layers)
-        if better.nll >= best.nll:
-            break
-        best = better
-        watch(best.steps[-1])
+    best = _forward(trials, n_layers, n_wanted, beam, watch)
+    if backward:
+        best = _backward(trials, best, n_layers, watch)
     questions, golds = trials.questions, [one.answers for one in records]
     return SearchResult(
         layers=best.layers,
@@ -384,6 +372,44 @@ def search(
         sender=sender.model.fingerprint,
         receiver=receiver.model.fingerprint,
     )
+
+
+def _check_beam(beam: object) -> None:
+    if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
+        raise ValueError(f"beam: expected a number of sets above 0, found {beam!r}")
+
+
+def _records(samples: Iterable[Sample | tuple[Any, ...]]) -> list[Sample]:
+    records = [_sample(one) for one in samples]
+    if not records:
+        raise ValueError("samples: a search needs at least one, with its gold answers")
+    return records
+
+
+def _forward(
+    trials: _Trials, n_layers: int, n_wanted: int, width: int, watch: Callable[[Step], None]
+) -> _Tried:
+    """The best set of so many layers, grown from none, one layer at a time."""
+    best = trials.start()
+    beams = [best]
+    for _ in range(n_wanted):
+        beams = _widened(trials, beams, n_layers, width)
+        best = min(beams, key=lambda one: one.order)
+        watch(best.steps[-1])
+    return best
+
+
+def _backward(
+    trials: _Trials, best: _Tried, n_layers: int, watch: Callable[[Step], None]
+) -> _Tried:
+    """A set with layers dropped and replaced for as long as that lowers the nll."""
+    while best.layers:
+        better = _swapped(trials, best, n_layers)
+        if better.nll >= best.nll:
+            break
+        best = better
+        watch(best.steps[-1])
+    return best
 
 
 def _widened(trials: _Trials, beams: Sequence[_Tried], n_layers: int, width: int) -> list[_Tried]:

@@ -1,8 +1,8 @@
 """Which layers to send: attention mass, scores and strategies (method.md section 4).
 
 Owns `calibrate` and its result `LayerScores`, the table of strategies, and the number of layers
-that a ratio means in either preset. The arithmetic of scores is the core's; the attention mass
-is measured by `Receiver.mass`; search.py tries layers out. Does not run models itself.
+that a ratio means in either preset. The arithmetic of scores is the core's; mass.py measures the
+attention mass; search.py tries layers out. Does not run models itself.
 """
 
 import json
@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvcomm import _core
 from kvcomm.errors import FormatError, NumericError
+from kvcomm.mass import both_masses
 from kvcomm.packet import Preset, check_layer_map, check_preset, layer_set, write_whole
 from kvcomm.turns import Context, Question, is_ids
 
@@ -250,6 +251,8 @@ class LayerScores:
         Whether the first context token is left out of the mass; None: as the preset has it.
     sample_first
         The weight on that token alone, in either case, as `sample_mass`; None: not known.
+    task
+        The task whose records it was measured on; None: not known.
     """
 
     sample_mass: NDArray[np.float64] = field(repr=False)
@@ -258,6 +261,7 @@ class LayerScores:
     receiver: str
     skip_first: bool | None = None
     sample_first: NDArray[np.float64] | None = field(default=None, repr=False)
+    task: str | None = None
 
     def __post_init__(self) -> None:
         if self.skip_first is None:
@@ -358,6 +362,7 @@ class LayerScores:
             "skip_first": self.skip_first,
             "sender": self.sender,
             "receiver": self.receiver,
+            "task": self.task,
             "mass": self.mass.tolist(),
             "sample_mass": self.sample_mass.tolist(),
             "sample_first": None if self.sample_first is None else self.sample_first.tolist(),
@@ -388,6 +393,9 @@ class LayerScores:
             skip_first, first = document.get("skip_first"), document.get("sample_first")
             if document["version"] > 1 and not isinstance(skip_first, bool):
                 raise FormatError(f"{where}: skip_first is {skip_first!r}, expected true or false")
+            task = document.get("task")
+            if task is not None and not isinstance(task, str):
+                raise FormatError(f"{where}: task is {task!r}, expected a name")
             scores = cls(
                 np.array(document["sample_mass"], np.float64),
                 document["preset"],
@@ -395,6 +403,7 @@ class LayerScores:
                 document["receiver"],
                 skip_first,
                 None if first is None else np.array(first, np.float64),
+                task,
             )
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -468,13 +477,11 @@ def calibrate(
             sender.read(one, preset=preset, trim=False)
             for one in (context if several else (context,))
         )
-        mass, other = (
-            receiver.mass(
-                question, packets, skip_first=skipped, layer_map=layer_map, positions=positions
-            )[list(target)]
-            for skipped in (skip, not skip)
+        whole, rest = both_masses(
+            receiver, question, packets, layer_map=layer_map, positions=positions
         )
-        rows.append((mass, other - mass if skip else mass - other))
+        chosen = list(target)
+        rows.append(((rest if skip else whole)[chosen], (whole - rest)[chosen]))
     if not rows:
         raise ValueError("samples: a calibration needs at least one")
     sample_mass, sample_first = (np.stack(values) for values in zip(*rows, strict=True))

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvcomm import metrics, statistics
-from kvcomm.records import Record, dumps
+from kvcomm.records import CALIBRATING, Record, dumps
 
 #: Fields of a record whose means a summary has, and those of its "seconds".
 MEANS = (
@@ -38,7 +38,8 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
     -------
     dict
         `run`, and per method its settings; the layers sent (None when it sends none, or others for
-        other records); attempted, done and failed; an interval of each of MEANS, ASKED and SECONDS,
+        other records); the records that have an answer; attempted, done and failed answers, more
+        where those that calibrate count, too; an interval of each of MEANS, ASKED and SECONDS,
         and of `recovered`. These are over done records only; None when there are none, `recovered`
         also without baseline or skyline. "blank_golds" counts the records whose accepted answers
         are all blank (`metrics.is_blank`). "comparisons" has how much less nll the first method of
@@ -56,6 +57,7 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
         {
             **method,
             "layers": _common_layers(done[label]),
+            "records": sum(not r["id"].endswith(CALIBRATING) for r in lines[label]),
             "attempted": len(lines[label]),
             "done": len(done[label]),
             "failed": len(lines[label]) - len(done[label]),
@@ -66,7 +68,9 @@ def summarise(run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, An
         }
         for label, method in ((m["label"], m) for m in run["methods"])
     ]
-    blank = {r["id"] for r in records if all(map(metrics.is_blank, r["gold"]))}
+    blank = {
+        r["id"].removesuffix(CALIBRATING) for r in records if all(map(metrics.is_blank, r["gold"]))
+    }
     return {
         **run,
         "methods": methods,

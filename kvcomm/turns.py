@@ -9,20 +9,19 @@ several senders. With a batch of questions a list of packets has one of these pe
 one question it stands for several senders, as a tuple does.
 """
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcomm.account import Prompt, Stats, stats
 from kvcomm.errors import MismatchError
-from kvcomm.generate import StopReason
+from kvcomm.generate import Generation, StopReason
 from kvcomm.packet import Packet, Preset, check_preset
 
 if TYPE_CHECKING:
-    from kvcomm._core import Workspace
     from kvcomm.model import Model
     from kvcomm.tokenizer import Tokenizer
 
@@ -45,39 +44,23 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Stats:
-    """What an answer cost. Seconds count from the beginning of the call, tokenization included.
-
-    receiver_tokens: tokens of the receiver's prompt, prefilled. context_tokens: C. message_bytes:
-    bytes of K and V handed over. cut_tokens: lost from the contexts. forwarded_tokens: prompt and
-    decoded tokens that went through the model for this answer. call_tokens, call_flops: what the
-    core counted during the call, for all questions of the batch together.
-    """
-
-    receiver_tokens: int
-    context_tokens: int
-    message_bytes: int
-    cut_tokens: int
-    forwarded_tokens: int
-    first_token_seconds: float | None
-    total_seconds: float
-    call_tokens: int
-    call_flops: float
-
-
-@dataclass(frozen=True)
 class Answer:
     """A receiver's answer.
 
     ids: every generated token, a stop id included. text: without the stop id, and cut before a
     stop string; "" when the model has no tokenizer. stop_reason: "eos", "stop" (a stop string),
-    "length" (max_new_tokens) or "limit" (the model's last position).
+    "length" (max_new_tokens) or "limit" (the model's last position). stats: what it cost.
     """
 
     text: str
     ids: tuple[int, ...]
     stop_reason: StopReason
     stats: Stats
+
+    @classmethod
+    def of(cls, model: "Model", prompt: Prompt, found: Generation) -> "Answer":
+        """What the decode loop has found behind a prompt, with its account."""
+        return cls(found.text, found.ids, found.stop_reason, stats(model, prompt, found))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,48 +75,6 @@ class Score:
     token_nll: NDArray[np.float64]
     token_ids: tuple[int, ...]
     choice: int = 0
-
-
-class Tally:
-    """What the core counted in all calls of an agent; may be added to from several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts = {"tokens": 0.0, "linear_flops": 0.0, "attention_flops": 0.0}
-
-    def add(self, counts: Mapping[str, float]) -> None:
-        """Add the counts of a workspace, or of a part of its life."""
-        with self._lock:
-            for name, value in counts.items():
-                self._counts[name] += value
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """{"tokens", "linear_flops", "attention_flops"} so far; see kvc_counts of kvcomm.h."""
-        with self._lock:
-            return dict(self._counts)
-
-
-class Counted:
-    """An agent that keeps account of what the core did for it.
-
-    Attributes
-    ----------
-    tally : Tally
-        Of all calls; agents that work as one may share it.
-    """
-
-    def __init__(self) -> None:
-        self.tally = Tally()
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """Tokens and FLOPs that the core counted in all calls so far."""
-        return self.tally.counts
-
-    def count(self, workspace: "Workspace") -> None:
-        """Add what a workspace that a method made for itself has counted, once it is done."""
-        self.tally.add(workspace.counts)
 
 
 def is_ids(value: object) -> bool:
@@ -245,3 +186,17 @@ def common_preset(turns: Sequence[Turn], asked: Preset | None) -> Preset:
             f"{asked or 'one answer from them'}: one call follows one preset"
         )
     return found.pop()
+
+
+def check_room(model: "Model", n_context: int, n_own: int) -> None:
+    """Refuse a prompt, or a receiver's behind a context, that passes the model's last position."""
+    if n_context + n_own <= model.max_position:
+        return
+    if not n_context:
+        raise ValueError(
+            f"prompt: {n_own} tokens, model {model.name!r} has {model.max_position} positions"
+        )
+    raise ValueError(
+        f"{n_context} tokens of context and {n_own} of the receiver's make "
+        f"{n_context + n_own} positions, receiver {model.name!r} has {model.max_position}"
+    )

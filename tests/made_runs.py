@@ -32,7 +32,7 @@ def method(
     """A method of a summary; `fields` replace what is made."""
     return {
         "label": label, "method": name, "settings": settings, "layers": layers,
-        "attempted": N_RECORDS, "done": N_RECORDS, "failed": 0,
+        "records": N_RECORDS, "attempted": N_RECORDS, "done": N_RECORDS, "failed": 0,
         "recovered": None if recovered is None else interval(recovered),
         "nll": interval(nll, spread=1.0), "match": interval(1 / 3), "f1": interval(0.5),
         "em": interval(0.25), "rouge_l_recall": None, "rouge_l_f": None,
@@ -60,7 +60,8 @@ def summary(
         "settings": {
             "task": "hotpotqa", "closed_answers": True, "seed": 42, "preset": "paper",
             "sender": MODEL, "receiver": MODEL, "calibration": ["c0"],
-            "published_protocol": False, "n_records": N_RECORDS, **(settings or {}),
+            "published_protocol": False, "n_records": N_RECORDS, "data": "one.jsonl, two.jsonl",
+            "calibration_data": "one.jsonl, two.jsonl", **(settings or {}),
         },
         "environment": {
             "command": ["kvcomm", "eval", "--data", "a file.json"], "batch_size": 8,

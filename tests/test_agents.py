@@ -8,6 +8,7 @@ import oracle
 import pytest
 
 import kvcomm
+from kvcomm.cost import Work
 from kvcomm.errors import MismatchError
 from kvcomm.packet import Packet
 
@@ -413,22 +414,39 @@ def test_counted_tokens_are_the_truth(llama):
     sender, receiver = llama
     packet = sender.read(CONTEXT, (1, 2))
     answer = receiver.answer(QUESTION, packet, 4)
-    stats = answer.stats
-    n_forwarded = len(QUESTION) + len(answer.ids) - 1
-    assert stats.forwarded_tokens == stats.call_tokens == n_forwarded
-    assert (stats.receiver_tokens, stats.context_tokens) == (6, 11)
+    stats, n_new = answer.stats, len(answer.ids)
+    assert (stats.receiver_tokens, stats.generated_tokens) == (6, n_new)
+    assert stats.forwarded_tokens == 6 + n_new - 1
+    assert (stats.context_tokens, stats.cut_tokens) == (11, 0)
     assert stats.message_bytes == packet.nbytes == 2 * 2 * 2 * 11 * 16 * 4
-    assert 0 < stats.first_token_seconds <= stats.total_seconds
+    assert stats.kv_bytes == packet.nbytes + 4 * 2 * 2 * (6 + n_new - 1) * 16 * 4
     qkv, rest, head = 2 * 64 * 128, 2 * 64 * (64 + 3 * 128), 2 * 64 * 320
     prefill = 6 * (4 * qkv + 3 * rest) + rest + head  # the last layer goes on for one row only
     step = 4 * (qkv + rest) + head
-    pairs = [sum(range(1, 7)) + [0, 66, 66, 0][layer] for layer in range(4)]
-    for n_own in range(7, 7 + len(answer.ids) - 1):
-        pairs = [n + n_own + [0, 11, 11, 0][layer] for layer, n in enumerate(pairs)]
-    attention = 4 * 16 * 4 * sum(pairs)
-    assert stats.call_flops == prefill + (len(answer.ids) - 1) * step + attention
-    two = receiver.answer([QUESTION, QUESTION], packet, 4)
-    assert two[0].stats.call_tokens == 2 * n_forwarded
+    pairs = sum(range(1, 7)) * 4 + 66 * 2
+    assert stats.prefill == Work(prefill, 4 * 16 * 4 * pairs)
+    pairs = sum(4 * n_own + 11 * 2 for n_own in range(7, 6 + n_new))
+    assert stats.decode == Work((n_new - 1) * step, 4 * 16 * 4 * pairs)
+    assert stats.flops == (stats.prefill + stats.decode).flops
+
+
+def test_seconds_by_phase(llama):
+    sender, receiver = llama
+    stats = receiver.answer(QUESTION, sender.read(CONTEXT), 4).stats
+    assert stats.handover_seconds > 0
+    assert stats.prefill_seconds > 0
+    assert stats.decode_seconds > 0
+    assert stats.handover_seconds + stats.prefill_seconds <= stats.first_token_seconds
+    assert stats.total_seconds == pytest.approx(stats.first_token_seconds + stats.decode_seconds)
+
+
+def test_an_answer_of_no_tokens_costs_nothing(llama):
+    _, receiver = llama
+    before = receiver.counts
+    stats = receiver.answer(QUESTION, None, 0).stats
+    assert receiver.counts == before
+    assert (stats.forwarded_tokens, stats.flops, stats.kv_bytes) == (0, 0, 0)
+    assert (stats.prefill_seconds, stats.first_token_seconds) == (None, None)
 
 
 def test_streaming(llama):

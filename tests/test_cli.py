@@ -394,7 +394,7 @@ def test_a_report_of_a_damaged_log_is_refused(
     good, page = log.read_text(), (out / "report.html").read_bytes()
     lines = good.splitlines(keepends=True)
     for text, message in (
-        (lines[0] + "{" + "".join(lines[1:]), "1 damaged lines"),
+        (lines[0] + "{" + "".join(lines[1:]), "record 2: damaged"),
         (lines[0] + lines[1].replace('"nll"', '"nxx"') + "".join(lines[2:]), "record 2: no field"),
         ("", "no records yet"),
     ):

@@ -95,6 +95,38 @@ def test_wrong_context_leaves_room_for_a_longer_question(bench: Bench) -> None:
     assert outcome.cut_tokens == len(other.sender) - 2 * kept
 
 
+def test_wrong_context_is_not_cut_where_the_task_does_not(bench: Bench) -> None:
+    item, other = bench.items[0], bench.items[1]
+    bench.prompts.limit = len(other.sender) + len(item.receiver) - 6
+    bench.prompts.task = replace(bench.prompts.task, truncates=False)
+    (outcome,) = control("wrong_context").run(bench, [item])
+    assert outcome.prompts[0].tolist() == other.sender.tolist()
+    assert outcome.cut_tokens == 0
+
+
+def test_wrong_contexts_of_a_run_have_the_bytes_of_the_right_ones(model: Model) -> None:
+    bench = bench_of(model, texts=(TEXTS[0], *TEXTS[2:]))  # no two contexts alike
+    item = bench.items[0]
+    bench.scores = calibrate(bench.sender, bench.receiver, [(item.sender, item.receiver)])
+    right, wrong = (
+        sorted(outcome.message_bytes for outcome in method.run(bench, bench.items))
+        for method in (KVComm(ratio="0.5"), control("wrong_context"))
+    )
+    assert wrong == right
+    assert len(set(right)) == 3
+
+
+def test_random_is_kvcomm_s_own_draw_in_preset_paper(
+    tiny: Callable[..., Path], device: str
+) -> None:
+    bench = bench_of(Model.load(tiny("llama"), device=device))
+    item = bench.items[0]
+    bench.scores = calibrate(bench.sender, bench.receiver, [(item.sender, item.receiver)])
+    own = KVComm("random", ratio="0.5").layers(bench)
+    assert own != KVComm(ratio="0.5").layers(bench)
+    assert control("random").layers(bench) == own
+
+
 def test_shuffled_context_has_the_same_tokens_between_the_same_frame(bench: Bench) -> None:
     layers = KVComm(ratio="0.5").layers(bench)
     packets, moved = [], 0

@@ -6,6 +6,7 @@ Where only the harness is in question a fake method stands behind the interface;
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,14 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcomm import metrics, prompts
+from kvcomm import metrics, prompts, search
 from kvcomm.agents import Receiver, Sender
-from kvcomm.evaluate import _Running, evaluate
+from kvcomm.errors import FormatError
+from kvcomm.evaluate import evaluate
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, methods
 from kvcomm.model import Model
 from kvcomm.plan import divide
+from kvcomm.progress import Running
 from kvcomm.records import RECORDS, locked, parse
-from kvcomm.runs import CALIBRATION, RUN, SUMMARY, read_run
+from kvcomm.runs import CALIBRATION, RUN, SEARCH, SUMMARY, read_run
 from kvcomm.summary import row_key
 from kvcomm.tasks import Example, find
 
@@ -215,6 +218,58 @@ def test_layers_chosen_online_change_at_every_t_th_record(run: Any, tmp_path: Pa
     assert summary["methods"][0]["settings"]["online"] == 3
 
 
+@pytest.mark.parametrize("senders", ["one", "split"])
+def test_the_published_protocol_counts_the_answer_that_calibrates(
+    run: Any, tmp_path: Path, senders: str
+) -> None:
+    """reference.md section 8: every T-th record counts twice, once with all layers."""
+    records = [replace(one, pieces=tuple(one.context.split(" the ", 1))) for one in EXAMPLES]
+    options = Options(online=3, senders=senders, strategies=("attention_gaussian", "all"))
+    once = run(methods(("kvcomm",), options), records, preset="reference", out=tmp_path / "once")
+    published = divide(records, n_calibration=0, published=True)
+    out = tmp_path / "twice"
+    twice = run(methods(("kvcomm",), options), plan=published, preset="reference", out=out,
+                batch_size=2)  # fmt: skip
+    usual = {(x["method"], x["settings"]["strategy"], x["id"]): x
+             for x in timeless(lines(tmp_path / "once"))}  # fmt: skip
+    found = [line for line in timeless(lines(out)) if line["settings"]["online"]]
+    assert [line["id"] for line in found] == [
+        "r0 (calibrating)", "r0", "r1", "r2", "r3 (calibrating)", "r3", "r4", "r5",
+        "r6 (calibrating)", "r6",
+    ]  # fmt: skip
+    own = ("id", "method", "settings")
+    for line in found:
+        assert list(line) == FIELDS[:-1]
+        name, extra = line["id"].split(" ")[0], line["id"].endswith(")")
+        expected = usual["kvcomm", "all" if extra else "attention_gaussian", name]
+        assert [line[field] for field in line if field not in own] == [
+            expected[field] for field in line if field not in own
+        ]
+        assert line["settings"]["layers"] == expected["settings"]["layers"]
+    method, all_layers = twice["methods"]
+    assert (method["attempted"], method["done"], all_layers["done"]) == (10, 10, 7)
+    assert once["methods"][0]["done"] == 7
+    counted = [usual["kvcomm", "attention_gaussian", f"r{n}"]["nll"] for n in range(7)]
+    counted += [usual["kvcomm", "all", f"r{n}"]["nll"] for n in (0, 3, 6)]
+    assert method["nll"]["value"] == pytest.approx(sum(counted) / 10)
+
+
+def test_an_answer_that_calibrates_survives_a_kill(run: Any, tmp_path: Path) -> None:
+    chosen = methods(("kvcomm",), Options(online=3))
+    how = {"plan": divide(EXAMPLES, n_calibration=0, published=True), "preset": "reference"}
+    run(chosen, **how)
+    log = tmp_path / "run" / RECORDS
+    whole, data = timeless(lines(tmp_path / "run")), log.read_bytes()
+    for n_kept in (0, 1, 2, 5, 9):
+        log.write_bytes(b"".join(data.splitlines(keepends=True)[:n_kept]))
+        run(chosen, **how)
+        assert timeless(lines(tmp_path / "run")) == whole, n_kept
+    # A line that is lost in the middle is made again, and only that one.
+    log.write_bytes(b"".join(data.splitlines(keepends=True)[1:]))
+    run(chosen, **how)
+    assert timeless(lines(tmp_path / "run")) == [*whole[1:], whole[0]]
+
+
 # ---- counting ------------------------------------------------------------------------------
 
 
@@ -311,7 +366,7 @@ def test_the_running_score_by_hand() -> None:
         return {"id": name, "method": method, "settings": settings, **scores, **more}
 
     labels = {row_key(method, settings): method for method, settings in chosen.items()}
-    score = _Running(labels, "match", [line("baseline", "r0", 10.0, 0.0)])
+    score = Running(labels, "match", [line("baseline", "r0", 10.0, 0.0)])
     assert score.add(line("baseline", "r1", 20.0, 1.0)) == "baseline: match 0.50, nll 15.0"
     broken = line("kvcomm", "r0", 0.0, 0.0, error="ValueError: broken")
     assert score.add(broken) == "kvcomm: nothing done"
@@ -416,6 +471,99 @@ def test_the_calibration_is_kept_for_a_later_start(
     run(chosen, n_calibration=1)
     assert timeless(lines(tmp_path / "run")) == timeless(parse(whole)[0])
     assert (tmp_path / "run" / CALIBRATION).exists()
+
+
+def searching(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each search from now on goes by."""
+    searched: list[int] = []
+    original = search.search
+
+    def counted(sender: Sender, receiver: Receiver, samples: Any, **options: Any) -> Any:
+        searched.append(len(samples))
+        return original(sender, receiver, samples, **options)
+
+    monkeypatch.setattr(search, "search", counted)
+    return searched
+
+
+SEARCHES = Options(strategies=("search",), ratios=("0.25", "0.5"), search_records=2)
+
+
+def test_what_a_search_found_is_kept_for_a_later_start(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = searching(monkeypatch)
+    chosen, folder = methods(("kvcomm",), SEARCHES), tmp_path / "run"
+    run(chosen, n_calibration=2)
+    assert searched == [2, 2]
+    whole, data = timeless(lines(folder)), (folder / RECORDS).read_bytes()
+    found = json.loads((folder / SEARCH).read_text())
+    assert list(found) == ["search 0.25 on 2", "search 0.5 on 2"]
+    sent = {line["settings"]["ratio"]: line["settings"]["layers"] for line in whole}
+    assert [entry["found"]["layers"] for entry in found.values()] == [sent[0.25], sent[0.5]]
+    for n_kept in (0, 1, 3):
+        (folder / RECORDS).write_bytes(b"".join(data.splitlines(keepends=True)[:n_kept]))
+        run(chosen, n_calibration=2)
+        assert timeless(lines(folder)) == whole
+    assert searched == [2, 2]
+    # Killed in the second search: the first is not done again.
+    del found["search 0.5 on 2"]
+    (folder / SEARCH).write_text(json.dumps(found))
+    (folder / RECORDS).write_bytes(b"")
+    run(chosen, n_calibration=2)
+    assert searched == [2, 2, 2]
+    assert timeless(lines(folder)) == whole
+
+
+def test_a_search_on_other_records_is_not_gone_on_from(run: Any, tmp_path: Path) -> None:
+    chosen, folder = methods(("kvcomm",), SEARCHES), tmp_path / "run"
+    run(chosen, n_calibration=2)
+    before = (folder / RECORDS).read_bytes()
+    # The same ids, and another gold answer in one of the records that were searched on.
+    other = [EXAMPLES[0], replace(EXAMPLES[1], answers=("lake",)), *EXAMPLES[2:]]
+    with pytest.raises(ValueError, match=r"search\.json: 'search 0.25 on 2' was searched on other "
+                       "records: records_sha256 was "):  # fmt: skip
+        run(chosen, other, n_calibration=2)
+    for text, message in (
+        ("{", "not JSON"),
+        ('{"search 0.25 on 2": {}}', "expected an object of searches"),
+    ):
+        (folder / SEARCH).write_text(text)
+        with pytest.raises(FormatError, match=rf"search\.json: {message}"):
+            run(chosen, n_calibration=2)
+    assert (folder / RECORDS).read_bytes() == before
+
+
+def test_kept_layers_that_are_none_are_refused(run: Any, tmp_path: Path) -> None:
+    chosen, folder = methods(("kvcomm",), SEARCHES), tmp_path / "run"
+    run(chosen, n_calibration=2)
+    found = json.loads((folder / SEARCH).read_text())
+    for layers in (None, [99], "x"):
+        found["search 0.25 on 2"]["found"] = {"layers": layers}
+        (folder / SEARCH).write_text(json.dumps(found))
+        with pytest.raises(FormatError, match=r"search\.json: 'search 0.25 on 2' has no layers"):
+            run(chosen, n_calibration=2)
+
+
+def test_work_before_the_answers_is_a_bar_on_a_terminal_and_a_note_elsewhere(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = methods(("kvcomm",), replace(SEARCHES, strategies=("attention", "search")))
+    notes: list[str] = []
+    how = {"n_calibration": 2, "progress": True, "note": notes.append}
+    run(chosen, out=tmp_path / "file", **how)
+    assert notes[0] == "calibrating on 2 records"
+    assert [note.split(" searched")[0] for note in notes[1:]] == [
+        "search 0.25 on 2: 1 layer", "search 0.5 on 2: 1 layer", "search 0.5 on 2: 2 layers",
+    ]  # fmt: skip
+    assert "calibrating" not in capsys.readouterr().err
+    notes.clear()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run(chosen, out=tmp_path / "terminal", **how)
+    shown = capsys.readouterr().err
+    assert notes == []
+    for words in ("calibrating: 100%", "2/2", "search 0.25 on 2: 100%", "1/1", ", nll "):
+        assert words in shown, words
 
 
 def test_a_second_writer_is_refused(run: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import kvcomm
 from kvcomm.errors import NumericError
-from kvcomm.generate import Decoding, Sampling
+from kvcomm.generate import Decoding, Rules, Start
 from kvcomm.tokenizer import Tokenizer
 
 A, B, C = b"ABC"  # the tiny tokenizer's first 256 ids are the bytes
@@ -45,6 +45,13 @@ class Line:
         self.number = number
 
 
+class Stub:
+    """What a decode loop asks of a model."""
+
+    def __init__(self, tokenizer, max_position) -> None:
+        self.tokenizer, self.max_position = tokenizer, max_position
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tiny):
     return Tokenizer.load(tiny("llama"))
@@ -52,21 +59,22 @@ def tokenizer(tiny):
 
 def decode(tokenizer, *rows, stop_ids=(), stop=(), max_new_tokens=100, max_position=1000):
     """Runs scripted rows; (pieces per row, results, sizes of the calls)."""
-    script = Script(*rows)
-    decoding = Decoding(
-        script,
-        [Line(n) for n in range(len(rows))],
-        script.first_logits(),
-        tokenizer=tokenizer,
-        stop_ids=[frozenset(stop_ids)] * len(rows),
-        stop=stop,
-        max_new_tokens=max_new_tokens,
-        max_position=max_position,
-        sampling=Sampling(),
-    )
+    script, stop_ids = Script(*rows), frozenset(stop_ids)
+    starts = [
+        Start(Line(n), stop_ids, logits=logits) for n, logits in enumerate(script.first_logits())
+    ]
+    decoding = Decoding(script, starts, Rules(max_new_tokens, stop), Stub(tokenizer, max_position))
     pieces = [[] for _ in rows]
     for number, piece in decoding:
         pieces[number].append(piece)
+    unread = Script(*rows)
+    starts = [
+        Start(Line(n), stop_ids, logits=logits) for n, logits in enumerate(unread.first_logits())
+    ]
+    silent = Decoding(unread, starts, Rules(max_new_tokens, stop), Stub(tokenizer, max_position))
+    assert [(r.ids, r.text, r.stop_reason) for r in silent.run()] == [
+        (r.ids, r.text, r.stop_reason) for r in decoding.results
+    ]
     return pieces, decoding.results, script.sizes
 
 

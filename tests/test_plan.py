@@ -244,17 +244,17 @@ def test_several_senders_read_a_part_of_the_context_each(pair: tuple[Sender, Rec
         ("split", (PIECES[0], "\n".join(PIECES[1:]))),
         ("documents", PIECES),
     ):
-        found = made.senders(item, how)
+        found = made.deal(item, how)[0]
         expected = [made.ids(prompts.sender_message(part), "sender") for part in parts]
         assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
     with pytest.raises(ValueError, match="0 pieces"):
-        made.senders(made.item(0, EXAMPLES[0]), "split")
+        made.deal(made.item(0, EXAMPLES[0]), "split")
 
 
 def test_several_senders_are_cut_as_published(pair: tuple[Sender, Receiver]) -> None:
     whole = prompts_of(pair)
     item = whole.item(0, SEVERAL)
-    two, three = (whole.senders(item, how) for how in ("split", "documents"))
+    two, three = (whole.deal(item, how)[0] for how in ("split", "documents"))
     n_query = len(item.receiver)
     limit = n_query + 2 * 120
     made = prompts_of(pair, limit=limit)
@@ -379,7 +379,7 @@ def test_think_models_read_without_thinking_and_answer_behind_it(
     ):
         assert decode(ids, skip_special=False).endswith(f"<|im_start|>assistant\n<tool>\n{end}")
     tool = thinker.tokenizer.encode("<tool>", special=True)[0]
-    for ids in (item.sender, *made.senders(item, "split")):
+    for ids in (item.sender, *made.deal(item, "split")[0]):
         assert tool not in ids
     # A think tag in a context is text, and stays.
     assert "<tool> x" in decode(made.sender("<tool> x"), skip_special=False)

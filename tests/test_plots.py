@@ -110,7 +110,7 @@ def test_the_strip_has_a_cell_per_method_and_layer() -> None:
         "kvcomm 0.3  (3)", "random 0.3  (3)", "all layers  (10)",
     ]  # fmt: skip
     assert axes.get_xlabel() == "layer of the sender, from 0"
-    assert axes.get_title().endswith("n = 3 records")
+    assert axes.get_title().endswith("n = 3")
     assert axes.get_xlim() == (-0.5, N_LAYERS - 0.5)
     assert plots.layers_sent(summary(), {}) is None
 
@@ -143,7 +143,7 @@ def test_mass_per_head_is_a_dot_per_head() -> None:
         (float(layer), value) for layer, row in enumerate(heads) for value in row
     )
     assert "n = 8 calibration records" in axes.get_title()
-    assert "dots: the 3 heads" in axes.get_title()
+    assert "dots: 3 heads" in axes.get_title()
     assert axes.get_ylim()[1] > 0.75
 
 
@@ -245,3 +245,11 @@ def test_drawings_are_the_same_every_time() -> None:
 def test_a_method_of_unknown_size_is_not_drawn() -> None:
     run = summary(changes={"kvcomm 0.3": {"message_bytes": None}})
     assert set(points(plots.score_against_bytes(run).axes[0])) == {"random", "all layers"}
+
+
+def test_one_thread_and_one_head_are_not_several() -> None:
+    run = summary()
+    run["environment"]["machine"]["threads"] = 1
+    run["calibration"]["head_mass"] = [[0.1]] * N_LAYERS
+    assert plots.first_token(run).axes[0].get_title().endswith("on 1 thread")
+    assert plots.mass_per_layer(run).axes[0].get_title().endswith("dots: 1 head")

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcomm.records import dumps, parse
+from kvcomm.errors import FormatError
+from kvcomm.records import dumps, parse, read_log
 
 
 def test_json_is_strict() -> None:
@@ -28,18 +29,30 @@ def test_json_is_strict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "ids", "n_damaged"),
+    ("data", "ids", "damaged"),
     [
-        (b"", [], 0),
-        (b'{"id": 1}\n{"id": 2}\n', [1, 2], 0),
-        (b'{"id": 1}\n{"id": 2}', [1, 2], 0),
-        (b'{"id": 1}\n{"id": 2', [1], 1),
-        (b'{"id": 1}{"id": 2}\n{"id": 3}\n', [1, 2, 3], 1),
-        (b'{"id": 1}\n\0\0\0\n', [1], 1),
-        (b'{"id": 1}\n"text"\n{"id": Infinity}\n\xff\xfe\n{"id": 2}\n', [1, 2], 3),
+        (b"", [], []),
+        (b'{"id": 1}\n{"id": 2}\n', [1, 2], []),
+        (b'{"id": 1}\n{"id": 2}', [1, 2], []),
+        (b'{"id": 1}\n{"id": 2', [1], [2]),
+        (b'{"id": 1}{"id": 2}\n{"id": 3}\n', [1, 2, 3], [1]),
+        (b'{"id": 1}\n\0\0\0\n', [1], [2]),
+        (b'{"id": 1}\n"text"\n{"id": Infinity}\n\xff\xfe\n{"id": 2}\n', [1, 2], [2, 3, 4]),
     ],
 )
-def test_whole_objects_of_a_log_are_kept(data: bytes, ids: list[int], n_damaged: int) -> None:
+def test_whole_objects_of_a_log_are_kept(data: bytes, ids: list[int], damaged: list[int]) -> None:
     records, found = parse(data)
     assert [record["id"] for record in records] == ids
-    assert found == n_damaged
+    assert found == damaged
+
+
+def test_a_damaged_log_is_refused_with_the_record_s_number(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"id": 1}\n{"id": 2}\n')
+    assert read_log(path) == [{"id": 1}, {"id": 2}]
+    path.write_bytes(b'{"id": 1}\n{"id": \n{"id": 3}\n')
+    with pytest.raises(FormatError, match=r"jsonl record 2: damaged, the run's command mends it$"):
+        read_log(path)
+    path.write_bytes(b'x\n{"id": 2}\ny\nz\n')
+    with pytest.raises(FormatError, match="record 1 and 2 more: damaged, .* mends them$"):
+        read_log(path)

@@ -211,7 +211,7 @@ def test_damaged_lines_are_not_dropped_by_scoring(tmp_path):
     folder = make(tmp_path / "run", whole())
     damaged = (folder / "records.jsonl").read_bytes()[:-20]
     (folder / "records.jsonl").write_bytes(damaged)
-    with pytest.raises(FormatError, match="1 damaged lines; the run's command mends them"):
+    with pytest.raises(FormatError, match="jsonl record 6: damaged, the run's command mends it"):
         command(folder)
     assert (folder / "records.jsonl").read_bytes() == damaged
 

@@ -310,7 +310,7 @@ def test_bad_samples(pair):
         kvcomm.calibrate(sender, receiver, [([1, 2, 3], [4])], preset="reference")
 
 
-def test_mass_that_is_no_number():
+def test_mass_that_is_no_number(monkeypatch):
     broken = np.array([[[0.2, np.nan], [0.4, 0.6]]])
 
     class Agent:
@@ -319,9 +319,7 @@ def test_mass_that_is_no_number():
         def read(self, *_args, **_options):
             return None
 
-        def mass(self, *_args, **_options):
-            return broken[0]
-
+    monkeypatch.setattr("kvcomm.selection.both_masses", lambda *_, **__: (broken[0], broken[0]))
     found = kvcomm.calibrate(Agent(), Agent(), [([1], [2])], preset="reference")
     assert found.mass.tolist() == [0.0, 0.5]
     with pytest.raises(kvcomm.errors.NumericError, match="sample 0, layer 0"):
@@ -333,12 +331,12 @@ def test_mass_that_is_no_number():
 
 def test_save_and_load(tmp_path: Path):
     mass = np.random.default_rng(1).random((3, 5, 2))
-    scores = LayerScores(mass, "reference", "abc", "def", False, mass / 4)
+    scores = LayerScores(mass, "reference", "abc", "def", False, mass / 4, "musique")
     scores.save(tmp_path / "scores.json")
     again = LayerScores.load(tmp_path / "scores.json")
     assert again.sample_mass.tolist() == mass.tolist()
     assert (again.preset, again.sender, again.receiver) == ("reference", "abc", "def")
-    assert again.skip_first is False
+    assert (again.skip_first, again.task) == (False, "musique")
     assert again.sample_first.tolist() == (mass / 4).tolist()
     assert again.top(0.5, alpha=0.8) == scores.top(0.5, alpha=0.8)
     assert [p.name for p in tmp_path.iterdir()] == ["scores.json"]
@@ -352,7 +350,7 @@ def test_load_version_1(tmp_path: Path, preset, skipped):
     fields |= {"sender": "s", "receiver": "r", "mass": [0.5], "sample_mass": [[[0.5]]]}
     path.write_text(json.dumps(fields))
     again = LayerScores.load(path)
-    assert (again.skip_first, again.sample_first) == (skipped, None)
+    assert (again.skip_first, again.sample_first, again.task) == (skipped, None, None)
     assert again.mass.tolist() == [0.5]
 
 
@@ -365,6 +363,7 @@ def test_load_version_1(tmp_path: Path, preset, skipped):
         ({"format": "x"}, "format 'x', expected 'kvcomm.layer_scores'"),
         ({"sample_mass": [1.0]}, "sample_mass has shape"),
         ({"preset": "mine"}, "preset"),
+        ({"task": 3}, "task is 3, expected a name"),
     ],
 )
 def test_load_refuses(tmp_path: Path, change, message):

@@ -98,7 +98,7 @@ def test_arguments_are_checked():
         statistics.mean([1.0], resamples=0)
     with pytest.raises(ValueError, match="n: 0"):
         list(statistics.draws(0))
-    with pytest.raises(ValueError, match="second: 1 records, expected 2 as in first"):
+    with pytest.raises(ValueError, match="second: 1 record, expected 2 as in first"):
         statistics.difference([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="second: record 1 is nan, expected finite"):
         statistics.difference([1.0, 2.0], [1.0, np.nan])

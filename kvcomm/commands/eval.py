@@ -144,16 +144,26 @@ def _plan(arguments: argparse.Namespace, task: "Task", *, measured: bool) -> "Pl
 
 def _about(arguments: argparse.Namespace, task: "Task", *, measured: bool) -> dict[str, Any]:
     """Where the data of the run is from, for its settings."""
-    data, scores = Path(arguments.data), arguments.scores
+    scores = arguments.scores
     given = Path(scores).name if scores else scores
     about = {
-        "data": data.name if data.exists() else arguments.data,
+        "data": _names(arguments.data, task),
         "context": arguments.context or task.contexts[0],
-        "calibration_data": Path(arguments.calibration or data).name if measured else given,
+        "calibration_data": _names(arguments.calibration or arguments.data, task)
+        if measured
+        else given,
     }
     if arguments.scores_of is not None:
         about["scores_of"] = arguments.scores_of
     return about
+
+
+def _names(data: str, task: "Task") -> str:
+    """The names of data files, a folder's by the task; what is no path is a set on the hub."""
+    place = Path(data)
+    if place.is_dir():
+        return ", ".join(file.name for file in task.find_files(place))
+    return place.name if place.exists() else data
 
 
 def _check_task(scores: "LayerScores", task: "Task", arguments: argparse.Namespace) -> None:

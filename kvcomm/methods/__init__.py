@@ -13,22 +13,25 @@ import importlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcomm import progress, runs, selection
 from kvcomm.agents import Positions, Receiver, Sender
 from kvcomm.agreement import MOST_TOKENS, Agreement, Reference, compare
+from kvcomm.layout import counted
 from kvcomm.packet import Packet, Preset
 from kvcomm.prefilled import Prefilled
+from kvcomm.selection import LayerScores
 from kvcomm.tasks import Example
 from kvcomm.turns import Answer, Score, Stats
 
 if TYPE_CHECKING:
     from kvcomm.plan import Prompts
-    from kvcomm.selection import LayerScores
 
 TokenIds = NDArray[np.int32]
 Senders = Literal["one", "split", "documents"]
@@ -95,7 +98,8 @@ class Outcome:
     message_bytes: handed to the receiver. receiver_tokens: prefilled by the receiver. cut_tokens:
     lost from the prompts. prompts: ids of every prompt that a model was given, sender first.
     layers: the layers sent, None where that means nothing. message: the text that was passed, where
-    a method passes text. agreement: with skyline, when the run asks for it.
+    a method passes text. agreement: with skyline, when the run asks for it. calibrating: the answer
+    of the same item that its layers were chosen from, where that one counts too.
     """
 
     answer: str
@@ -110,6 +114,7 @@ class Outcome:
     layers: tuple[int, ...] | None = None
     message: str | None = None
     agreement: Agreement | None = None
+    calibrating: "Outcome | None" = None
 
     @classmethod
     def of(cls, reply: "Reply", prompts: tuple[TokenIds, ...], **fields: Any) -> "Outcome":
@@ -156,8 +161,13 @@ class Bench:
         Whether methods are held against skyline's answers, token by token.
     trial
         Whether settings are only being checked: no model runs, and scores are without meaning.
+    folder
+        Of the run, where what a search has found is kept for a later start.
+    bars
+        Whether work that answers no record, such as a calibration, is shown as a bar; else it is
+        noted.
     note
-        Gets a line about work that answers no record, such as a calibration.
+        Gets a line about such work, and about anything unusual.
     """
 
     sender: Sender
@@ -165,13 +175,15 @@ class Bench:
     preset: Preset = "paper"
     max_new_tokens: int = 64
     layer_map: tuple[int, ...] | None = None
-    scores: "LayerScores | None" = None
+    scores: LayerScores | None = None
     read_layers: tuple[int, ...] = ()
     items: Sequence[Item | Exception] = ()
     calibration: Sequence[Item] = ()
     prompts: "Prompts | None" = None
     agreement: bool = False
     trial: bool = False
+    folder: Path | None = None
+    bars: bool = False
     note: Callable[[str], None] = lambda line: None
     _references: dict[int, Reference | None] = field(default_factory=dict, repr=False)
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
@@ -206,11 +218,51 @@ class Bench:
                 self._references[item.number] = found
         return [self._references[item.number] for item in items]
 
+    @property
+    def published(self) -> bool:
+        """Whether the run counts what the published code counts."""
+        return self.prompts is not None and self.prompts.plan.published
+
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` gives, made at the first call with this key and kept."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def kept(self, name: str, asked: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """What `make` gives, as JSON, kept in the run's folder for a later start; errors and
+        parameters as for `runs.kept`."""
+        return make() if self.folder is None else runs.kept(self.folder, name, asked, make)
+
+    def calibrate(
+        self,
+        samples: Sequence[tuple[Any, TokenIds]],
+        *,
+        positions: Positions = "published",
+        what: str | None = None,
+    ) -> LayerScores:
+        """Layer scores over pairs (sender's prompts, question), in the run's preset; what: shown
+        with the bar, or noted."""
+        shown = self.bars and what is not None
+        if what is not None and not shown:
+            self.note(f"{what} on {counted(len(samples), 'record')}")
+        with progress.bar(len(samples), "record", shown=shown, what=what) as bar:
+
+            def each() -> Iterable[tuple[Any, TokenIds]]:
+                for sample in samples:
+                    yield sample
+                    bar.update()
+
+            scores = selection.calibrate(
+                self.sender,
+                self.receiver,
+                each(),
+                preset=self.preset,
+                layer_map=self.layer_map,
+                positions=positions,
+            )
+        task = None if self.prompts is None else self.prompts.task.name
+        return replace(scores, task=task)
 
     def read_prompts(self, prompts: Sequence[TokenIds]) -> list[tuple[Packet, float]]:
         """Per sender's prompt, ids [C], a packet of `read_layers` and the seconds that its batch
@@ -287,6 +339,10 @@ class Method(ABC):
     def layers(self, bench: Bench) -> tuple[int, ...]:
         """Sender layers that it wants read; bad settings are a ValueError here, before any run."""
         return ()
+
+    def repeats(self, bench: Bench, item: Item) -> bool:
+        """Whether an item's outcome is to have a `calibrating` one."""
+        return False
 
     @abstractmethod
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:

@@ -20,6 +20,7 @@ from kvcomm import hidden
 from kvcomm._core import Workspace
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, TokenIds
 from kvcomm.prefilled import Prefilled
+from kvcomm.turns import check_room
 
 State = NDArray[np.float32]
 
@@ -112,7 +113,7 @@ class AC(Method):
         k, j = self._ends(bench)
         model, width = bench.receiver.model, _width(bench)
         for ids in questions:
-            hidden.check_room(model, 0, len(ids))
+            check_room(model, 0, len(ids))
         started = time.perf_counter()
         messages = hidden.read(bench.sender, contexts, k, last=True)
         arrived = time.perf_counter()

@@ -29,6 +29,7 @@ from kvcomm.methods.nld import NLD, once, phases
 from kvcomm.prefilled import Prefilled
 from kvcomm.prompts import refine_parts
 from kvcomm.tokenizer import Tokenizer
+from kvcomm.turns import check_room
 
 #: T by preset; the published runs had 1.0, whatever the agent's default.
 TEMPERATURES = {"paper": 0.7, "reference": 1.0}
@@ -147,7 +148,7 @@ class Cipher(NLD):
         eos = _eos(tokenizer)
         temperature = self.temperature or TEMPERATURES[bench.preset]
         for ids in prompts:
-            hidden.check_room(model, 0, len(ids))
+            check_room(model, 0, len(ids))
         workspace = Workspace(model.core)
         sessions = hidden.open_sessions(model, len(prompts))
         vectors: list[list[NDArray[np.float32]]] = [[] for _ in prompts]

@@ -3,14 +3,23 @@
 Four controls that no published code runs, each at the ratios of the run and in the very layers that
 kvcomm's own choice (attention_gaussian, one sender) has at that ratio:
 
-    wrong_context   K and V of another record's context
+    wrong_context   K and V of another record's context, as long as that is
     shuffled        K and V of the right context, read with its tokens in another order
     noise           Gaussian noise with the norm of the right K and V, per layer, head and token
     random          the right K and V in other layers, drawn so that as many bytes are sent
 
 A message that helps only by what it says leaves the first three at the baseline; `findings` says
-which are not there. Owns the four, and no other arithmetic on caches than drawing that noise: this
-is an experiment's control and no part of the product's path, so float32 NumPy does.
+which are not there. Bytes of a record are those of the right message but for a wrong context, which
+has its own length; where all contexts of a run differ each is sent once, so that the run's bytes
+are the right ones again, up to what is cut (the next question may leave less room).
+
+With the same seed and preset paper, `random` is kvcomm's strategy "random" of the same ratio, digit
+for digit: both are the same draw. It is another only where that draw happens to be the chosen
+layers, or where layers differ in bytes (windowed ones, and layer 0 in preset reference), which
+strategy "random" does not look at. A run needs one of the two.
+
+Owns the four, and no other arithmetic on caches than drawing that noise: this is an experiment's
+control and no part of the product's path, so float32 NumPy does.
 """
 
 import random
@@ -101,6 +110,8 @@ class Control(Method):
         """What the sender reads, ids [C], and how many tokens it lost."""
         if self.kind == "wrong_context":
             other = _other_item(bench, item)
+            if not bench.prompts.task.truncates:
+                return other.sender, 0
             # The other record's question may have been shorter.
             ids, cut = cut_sender(other.sender, len(item.receiver), bench.prompts.limit)
             return ids, cut + other.sender_cut

@@ -8,17 +8,21 @@ T-th record. Owns also `exchange`, the last step, which control.py shares.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcomm import search, selection
+from kvcomm import progress, search, selection
 from kvcomm.agents import Positions
+from kvcomm.errors import FormatError
+from kvcomm.layout import counted
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, Senders, TokenIds
-from kvcomm.packet import Packet
+from kvcomm.packet import Packet, layer_set
+from kvcomm.records import digest
+from kvcomm.runs import SEARCH
 from kvcomm.selection import LayerScores
 
 #: The strategies that take no ratio.
@@ -101,9 +105,9 @@ class KVComm(Method):
         As for `Receiver.answer`.
     online
         T: choose again at every T-th record, from that record, which is answered with the new
-        choice (the paper's Appendix L). None: the run's calibration. The published code answers
-        that record with all layers too and counts both answers; here that other answer is the one
-        of strategy "all" in the same run.
+        choice (the paper's Appendix L). None: the run's calibration. The published code calibrates
+        by answering that record with all layers and counts both answers: in a run of the published
+        protocol the outcome has that answer as `calibrating`.
     senders
         Who reads the context: "one" sender; "split", two, as published; "documents", one for each
         piece of it. Layers are then chosen by what the question pays to all of them together.
@@ -224,7 +228,7 @@ class KVComm(Method):
             self._records(bench, self.search_records)
             selection.layer_count(n_layers, ratio=self.ratio, preset=bench.preset)
             return tuple(range(n_layers))
-        return bench.once(self, lambda: self._search(bench).layers)
+        return bench.once(self, lambda: self._searched(bench))
 
     def _scores(self, bench: Bench) -> LayerScores | None:
         """The run's scores, or those of the same records with other senders or another mass."""
@@ -235,21 +239,16 @@ class KVComm(Method):
             records = self._records(bench, 1)
             if not bench.trial:
                 key = ("scores", self.senders, self.positions)
-                scores = bench.once(key, lambda: self._measure(bench, records))
+                label = f"calibrating {self.senders}"
+                scores = bench.once(key, lambda: self._measure(bench, records, label))
         return scores if bench.trial else self._weighed(scores)
 
     def _weighed(self, scores: LayerScores) -> LayerScores:
         return scores if self.skip_first is None else scores.skipping(self.skip_first)
 
-    def _measure(self, bench: Bench, items: Sequence[Item]) -> LayerScores:
-        return selection.calibrate(
-            bench.sender,
-            bench.receiver,
-            [(deal(bench, item, self.senders)[0], item.receiver) for item in items],
-            preset=bench.preset,
-            layer_map=bench.layer_map,
-            positions=self.positions,
-        )
+    def _measure(self, bench: Bench, items: Sequence[Item], what: str | None = None) -> LayerScores:
+        samples = [(deal(bench, item, self.senders)[0], item.receiver) for item in items]
+        return bench.calibrate(samples, positions=self.positions, what=what)
 
     def _records(self, bench: Bench, at_least: int) -> Sequence[Item]:
         found = len(bench.calibration)
@@ -259,27 +258,52 @@ class KVComm(Method):
             )
         return bench.calibration
 
-    def _search(self, bench: Bench) -> search.SearchResult:
-        return search.search(
-            bench.sender,
-            bench.receiver,
-            [
-                search.Sample(
-                    deal(bench, item, self.senders)[0], item.receiver, list(item.gold), item.skyline
-                )
-                for item in self._records(bench, self.search_records)[: self.search_records]
-            ],
-            ratio=self.ratio,
-            beam=self.beam,
-            backward=self.backward,
-            preset=bench.preset,
-            layer_map=bench.layer_map,
-            positions=self.positions,
-            shift_back=self.shift_back,
-            watch=lambda step: bench.note(
-                f"{self.label}: {len(step.layers)} layers searched, nll {step.nll:.2f}"
-            ),
-        )
+    def _searched(self, bench: Bench) -> tuple[int, ...]:
+        """The layers that a search finds, or that an earlier start of the run has found."""
+        items = self._records(bench, self.search_records)[: self.search_records]
+        samples = [
+            search.Sample(
+                deal(bench, item, self.senders)[0], item.receiver, list(item.gold), item.skyline
+            )
+            for item in items
+        ]
+        # The settings of the method, the models and the rest are in run.json.
+        asked = {
+            "records": [item.example.id for item in items],
+            "records_sha256": digest(samples),
+        }
+        found = bench.kept(self.label, asked, lambda: asdict(self._search(bench, samples)))
+        try:
+            return layer_set(found["layers"], bench.sender.model.n_layers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{SEARCH}: {self.label!r} has no layers: {error}") from None
+
+    def _search(self, bench: Bench, samples: Sequence[search.Sample]) -> search.SearchResult:
+        n_layers = bench.sender.model.n_layers
+        n_wanted = selection.layer_count(n_layers, ratio=self.ratio, preset=bench.preset)
+        with progress.bar(n_wanted, "layer", shown=bench.bars, what=self.label) as bar:
+
+            def watch(step: search.Step) -> None:
+                if bench.bars:
+                    bar.set_postfix_str(f"nll {step.nll:.2f}", refresh=False)
+                    bar.update()
+                    return
+                layers = counted(len(step.layers), "layer")
+                bench.note(f"{self.label}: {layers} searched, nll {step.nll:.2f}")
+
+            return search.search(
+                bench.sender,
+                bench.receiver,
+                samples,
+                ratio=self.ratio,
+                beam=self.beam,
+                backward=self.backward,
+                preset=bench.preset,
+                layer_map=bench.layer_map,
+                positions=self.positions,
+                shift_back=self.shift_back,
+                watch=watch,
+            )
 
     def _check_unseen(self, bench: Bench, items: Sequence[Item]) -> None:
         """Refuse to answer a record that layers were searched on: that would flatter them."""
@@ -311,9 +335,13 @@ class KVComm(Method):
         """The layers to send of every item."""
         if self.online is None:
             return [self._chosen(bench)] * len(items)
-        starts = [item.number - item.number % self.online for item in items]
+        starts = [self._start(item) for item in items]
         chosen = {start: self._chosen_at(bench, start) for start in dict.fromkeys(starts)}
         return [chosen[start] for start in starts]
+
+    def _start(self, item: Item) -> int:
+        """Number of the item that the layers of this one are chosen from online."""
+        return item.number - item.number % self.online
 
     def _chosen_at(self, bench: Bench, start: int) -> tuple[int, ...]:
         """The layers that one record of the run leads to."""
@@ -324,10 +352,27 @@ class KVComm(Method):
         scores = bench.once(key, lambda: self._measure(bench, [guide]))
         return self._choose(bench, self._weighed(scores).mass)
 
+    def repeats(self, bench: Bench, item: Item) -> bool:
+        if self.online is None or not bench.published:
+            return False
+        return self._start(item) == item.number
+
     def run(self, bench: Bench, items: Sequence[Item]) -> list[Outcome]:
         if self.strategy == "search":
             self._check_unseen(bench, items)
-        layers = self._layers_of(bench, items)
+        outcomes = self._outcomes(bench, items, self._layers_of(bench, items))
+        again = [n for n, item in enumerate(items) if self.repeats(bench, item)]
+        if again:
+            every = [tuple(range(bench.sender.model.n_layers))] * len(again)
+            calibrating = self._outcomes(bench, [items[n] for n in again], every)
+            for n, other in zip(again, calibrating, strict=True):
+                outcomes[n] = replace(outcomes[n], calibrating=other)
+        return outcomes
+
+    def _outcomes(
+        self, bench: Bench, items: Sequence[Item], layers: Sequence[tuple[int, ...]]
+    ) -> list[Outcome]:
+        """The exchange with these layers sent of every item."""
         dealt = [deal(bench, item, self.senders) for item in items]
         readings = iter(bench.read_prompts([ids for parts, _ in dealt for ids in parts]))
         messages = []

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from kvcomm.agents import Receiver
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, Senders, TokenIds
@@ -48,10 +48,9 @@ class NLD(Method):
         n = self.message_tokens
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"message_tokens: expected a number above 0, found {n!r}")
-        if self.senders not in ("one", "split", "documents"):
-            raise ValueError(
-                f"senders: expected one of one, split, documents, found {self.senders!r}"
-            )
+        known = get_args(Senders)
+        if self.senders not in known:
+            raise ValueError(f"senders: expected one of {', '.join(known)}, found {self.senders!r}")
 
     @property
     def label(self) -> str:

@@ -26,6 +26,7 @@ from kvcomm._core import Workspace
 from kvcomm.errors import MismatchError
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, TokenIds
 from kvcomm.prefilled import Prefilled
+from kvcomm.turns import check_room
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class PrependHidden(Method):
         self.layers(bench)
         model = bench.receiver.model
         for context, question in zip(contexts, questions, strict=True):
-            hidden.check_room(model, len(context), len(question))
+            check_room(model, len(context), len(question))
         started = time.perf_counter()
         states = hidden.read(bench.sender, contexts, self.from_layer, last=False)
         arrived = time.perf_counter()

@@ -22,6 +22,7 @@ from kvcomm import hidden, selection
 from kvcomm._core import Workspace
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, TokenIds
 from kvcomm.prefilled import Prefilled
+from kvcomm.turns import check_room
 
 TOKENS = ("first", "last", "random", "none")
 EFFECTS = ("keep", "zero")
@@ -113,7 +114,7 @@ class TokenImportance(Method):
         model = bench.receiver.model
         above = self._layer(bench) + 1
         for ids in prompts:
-            hidden.check_room(model, 0, len(ids))
+            check_room(model, 0, len(ids))
         started = time.perf_counter()
         kept = [self._kept(number, len(ids)) for number, ids in zip(numbers, prompts, strict=True)]
         workspace = Workspace(model.core)

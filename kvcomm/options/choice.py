@@ -129,7 +129,9 @@ def add_methods(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--control", type=words, default=("wrong_context", "shuffled", "noise", "random"),
-        metavar="C", help="control: wrong_context, shuffled, noise, random (default all)",
+        metavar="C",
+        help="control: wrong_context, shuffled, noise, random (default all); random draws the "
+        "layers that strategy random draws with the same seed",
     )  # fmt: skip
 
 

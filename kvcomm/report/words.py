@@ -79,7 +79,7 @@ def _cuts(summary: Summary) -> list[str]:
 
 
 def _unfinished(summary: Summary) -> list[str]:
-    there = sum(method["attempted"] for method in summary["methods"])
+    there = sum(method["records"] for method in summary["methods"])
     wanted = summary["settings"]["n_records"] * len(summary["methods"])
     if there >= wanted:
         return []
@@ -120,7 +120,7 @@ def finding(summary: Summary) -> str:
     known = [m for m in methods.values() if m["recovered"] and m["recovered"]["value"] is not None]
     if not known:
         return "No shares to judge: the run has no record that baseline and skyline both finished."
-    if any(m["attempted"] < summary["settings"]["n_records"] for m in methods.values()):
+    if any(m["records"] < summary["settings"]["n_records"] for m in methods.values()):
         return "The run is not finished, so there is nothing to judge yet."
     nats = methods["baseline"]["nll"]["value"] - methods["skyline"]["nll"]["value"]
     if nats <= 0:

@@ -77,7 +77,8 @@ def online(runs: Runs, exhibit: Exhibit) -> Built:
 
     notes = (
         "records of both sets in one random order; the last T chooses once.",
-        "a record that chooses is answered once, with the chosen layers.",
+        "a record that chooses is answered with the chosen layers; in preset reference its first "
+        "answer, with all layers, counts too.",
     )
     return series.build(runs, exhibit, results, parts, notes)
 
