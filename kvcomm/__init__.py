@@ -15,6 +15,7 @@ loads, tokenizes, evaluates and reports.
 """
 
 from kvcomm._core import __version__, devices, get_num_threads, set_num_threads
+from kvcomm.account import Reading, Stats
 from kvcomm.agents import Receiver, Sender, published_layer_map
 from kvcomm.errors import (
     DeviceError,
@@ -39,9 +40,11 @@ __all__ = [
     "Model",
     "NumericError",
     "Packet",
+    "Reading",
     "Receiver",
     "Score",
     "Sender",
+    "Stats",
     "UnsupportedError",
     "__version__",
     "calibrate",

@@ -291,7 +291,8 @@ class Decoding:
         """The rows that the batch has room for now."""
         fresh: list[_Row] = []
         n_tokens = 0
-        while self._next is not None and n_running + len(fresh) != self._batch_size:
+        room = None if self._batch_size is None else self._batch_size - n_running
+        while self._next is not None and (room is None or len(fresh) < room):
             n_tokens += 0 if self._next.ids is None else len(self._next.ids)
             if fresh and n_tokens > JOINING_TOKENS:
                 break

@@ -46,7 +46,6 @@ class Given:
     all. ahead: whether the published look-ahead applies.
     """
 
-    packets: tuple[Packet, ...] = ()
     kv: KV | None = None
     start: int = 0
     target: tuple[int, ...] = ()
@@ -119,7 +118,6 @@ def give(
         _check_look_ahead(held, shift_back)
     begin = [start + (shift if n in others else 0) for n in range(n_layers)]
     return Given(
-        packets,
         kv,
         start,
         target,

@@ -5,6 +5,7 @@ prompts got there is the caller's: handover.py with packets, a method of methods
 changed on the way.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ class Prefilled:
         if prompts is None:
             prompts = [Prompt.of(self._model, session) for session in self._sessions]
         self._prompts = list(prompts)
-        self._started = started
+        self._started = time.perf_counter() if started is None else started
         self._counted: dict[str, float] = {}
         self._count()
 
