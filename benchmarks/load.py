@@ -1,9 +1,10 @@
 """Loading: seconds until a model can be used, from files that the system has in memory already.
 
-Window: `Model.load`, everything it does included (tokenizer, checks, the fingerprint, the copy into
-the core), and one token through the model: who maps a file has read nothing until then. The first
-load, which reads the disk and may touch memory that the machine never used before, does not count.
-Freeing the model is not in the window. Peers: the same, of a second copy.
+Window: `Model.load`, everything it does included (tokenizer, checks, the copy into the core), and
+one token through the model: who maps a file has read nothing until then. The fingerprint is not in
+it: it is taken when a message is saved. The first load, which reads the disk and may touch memory
+that the machine never used before, does not count. Freeing the model is not in the window. Peers:
+the same, of a second copy.
 
     load    seconds; limit: bytes of the tensors read once at the memory-read limit
 

@@ -47,6 +47,16 @@ class Model:
         float32 (f32), float16 (f16) or uint16 (bf16), any byte alignment.
         """
 
+    def read(
+        self, file: int, tensors: Sequence[tuple[str, str, int, DType, int, int, int]]
+    ) -> None:
+        """Read tensors of an open file (its descriptor), in order; the GIL is released for all.
+
+        Each is (name for messages, weight, layer, dtype, first byte, rows, columns); rows is 1 for
+        a vector. After an error the tensors before the one it names are in. OSError: the bytes
+        cannot be read.
+        """
+
     def seal(self) -> None: ...
     def inv_freq(self, rope: int = 0) -> NDArray[np.float64]: ...
     @property

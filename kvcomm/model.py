@@ -1,44 +1,45 @@
 """A model: found by path or name, checked, and loaded onto a device.
 
-Owns: what a name means (folder, GGUF file, catalogue name, hub id), the copy of mapped weights
-into the core, the fingerprint, and the plain facts about a model that the rest of the package
-asks for. Knows no prompt and no packet.
+Owns: what a name means (folder, GGUF file, catalogue name, hub id), the order in which the core
+reads the weights, and the plain facts about a model that the rest of the package asks for. Knows
+no prompt and no packet.
 
-Memory while loading is the model's own weights plus one mapped tensor: the pages of each tensor
-are given back as soon as the core has its copy, and the files are unmapped at the end.
-
-The fingerprint is SHA-256 over the core's configuration and a SHA-256 of every loaded tensor as
-stored. It is taken from the very bytes that are loaded, on a second thread while the core
-copies. So it does not depend on the folder, on sharding, on name prefixes or on the dtype loaded
-to, and differs when one weight or the rope differs.
+Memory while loading is the model's own weights: the core reads a few rows of a file at a time.
+The tokenizer is read meanwhile; its library and the core need different things of the machine.
 """
 
-import hashlib
-import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from tqdm import tqdm
 
 from kvcomm import _core, catalogue, convert
-from kvcomm.checkpoint import Plan, match
+from kvcomm.checkpoint import Item, Plan, match
 from kvcomm.config import Config, read_config
 from kvcomm.errors import MismatchError, NumericError, UnsupportedError
 from kvcomm.fields import AnyPath, check_pointer, shown
+from kvcomm.fingerprint import Files, Fingerprint, of_weights
 from kvcomm.tokenizer import Tokenizer
-from kvcomm.weights import FLOATS, Weights, bf16_from_f32, f32_from_bf16, open_weights
+from kvcomm.weights import FLOATS, bf16_from_f32, f32_from_bf16, open_weights
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _DTYPES = ("f32", "f16", "bf16")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 _HUB_LEFT_OUT = ["consolidated*", "original/*", "onnx/*"]
+
+#: Bytes of tensors that the core reads in one call, during which Ctrl-C has to wait and the
+#: tokenizer's library, which does not let go of the interpreter, has its time; and with a
+#: progress bar.
+_BATCH, _BAR_BATCH = 1 << 30, 1 << 26
 
 
 class Model:
@@ -57,8 +58,6 @@ class Model:
         What its config.json says.
     tokenizer : Tokenizer or None
         None when the folder has no tokenizer files: such a model takes ids only.
-    fingerprint : str
-        64 hex digits that tell models apart: configuration and every weight.
     kv_dtype : str
         Element type of the K and V that sessions of this model hold by default.
     unused : tuple of str
@@ -75,7 +74,7 @@ class Model:
         *,
         name: str,
         path: Path,
-        fingerprint: str,
+        identity: Fingerprint,
         kv_dtype: str = "f32",
         file_bytes: int = 0,
         unused: tuple[str, ...] = (),
@@ -85,7 +84,8 @@ class Model:
         self.tokenizer = tokenizer
         self.name = name
         self.path = path
-        self.fingerprint = fingerprint
+        self.identity = identity
+        self.vocabulary = Fingerprint(lambda: tokenizer.vocabulary_fingerprint if tokenizer else "")
         self.kv_dtype = kv_dtype
         self.unused = unused
         self.device = core.device
@@ -138,7 +138,7 @@ class Model:
         FormatError, UnsupportedError, MismatchError
             Files that are damaged, of a kind not handled, or that do not fit each other.
         NumericError
-            A weight that is not finite; the message names it.
+            A weight that is not finite; the message names it and its file.
         DeviceError
             The device is not there.
         """
@@ -146,13 +146,16 @@ class Model:
         _check_choice("kv_dtype", kv_dtype, _DTYPES)
         folder, name = _find(path_or_name, cache, progress)
         config = read_config(folder)
-        tokenizer = _read_tokenizer(folder, config)
-        weights = open_weights(folder)
-        with weights:
+        with open_weights(folder) as weights:
             plan = match(weights, config)
-            dtype = _stored_dtype(plan) if dtype == "auto" else dtype
-            core = _core.Model(_core_config(config, plan, dtype), device=device, dtype=dtype)
-            fingerprint = _fill(core, weights, plan, config, name if progress else None)
+        files = Files(dict.fromkeys(item.tensor.file for item in plan.items))
+        dtype = _stored_dtype(plan) if dtype == "auto" else dtype
+        core = _core.Model(_core_config(config, plan, dtype), device=device, dtype=dtype)
+        with ThreadPoolExecutor(1) as beside:
+            reading = beside.submit(_read_tokenizer, folder, config)
+            _fill(core, files, plan, name if progress else None)
+            tokenizer = reading.result()
+        files.check()
         core.seal()
         return cls(
             core,
@@ -160,7 +163,7 @@ class Model:
             tokenizer,
             name=name,
             path=folder,
-            fingerprint=fingerprint,
+            identity=of_weights(files, config.core | {"tied_head": plan.tied}, plan.items),
             kv_dtype=kv_dtype,
             file_bytes=sum(item.tensor.nbytes for item in plan.items),
             unused=plan.unused,
@@ -192,6 +195,20 @@ class Model:
         if self._core is None:
             raise ValueError(f"model {self.name} is closed")
         return self._core
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits that tell models apart: configuration and every weight.
+
+        Taken when first asked for, from the files that were loaded, at about the speed of
+        SHA-256; then kept.
+
+        Raises
+        ------
+        OSError
+            A file was changed since the model was loaded; the message names it.
+        """
+        return self.identity.value
 
     @property
     def max_position(self) -> int:
@@ -276,7 +293,7 @@ def _check_gguf(path: Path) -> None:
 
 
 def _report(what: str, _done: int, _total: int) -> None:
-    tqdm.write(what, file=sys.stderr)
+    print(what, file=sys.stderr)
 
 
 def _from_hub(name: str, cache: AnyPath | None) -> Path:
@@ -333,27 +350,44 @@ def _core_config(config: Config, plan: Plan, dtype: str) -> dict[str, Any]:
     return core
 
 
-def _fill(core: _core.Model, weights: Weights, plan: Plan, config: Config, bar: str | None) -> str:
-    """Copy every tensor into the core; returns the fingerprint."""
-    digests = []
-    with ThreadPoolExecutor(1) as hashing:
-        for item in tqdm(plan.items, desc=bar, unit="tensor", disable=bar is None):
-            tensor = item.tensor
-            array = weights.array(tensor.name)
-            digest = hashing.submit(_digest, array)
+def _fill(core: _core.Model, files: Files, plan: Plan, name: str | None) -> None:
+    """Have the core read every tensor; a name is shown with a progress bar."""
+    with _bar(plan, name) if name else nullcontext() as bar:
+        for batch in _batches(plan.items, _BAR_BATCH if bar else _BATCH):
+            file = batch[0].tensor.file
             try:
-                core.set(item.weight, item.layer, array, FLOATS[tensor.dtype][0])
-            except NumericError as error:
-                raise NumericError(f"{shown(tensor.file)}: {tensor.name}: {error}") from None
-            digests.append([item.weight, item.layer, tensor.dtype, digest.result()])
-            weights.release(tensor.name)
-    return _fingerprint(config.core | {"tied_head": plan.tied}, digests)
+                core.read(files.descriptor(file), [_entry(item) for item in batch])
+            except (NumericError, OSError) as error:
+                files.check()
+                raise type(error)(f"{shown(file)}: {error}") from None
+            if bar:
+                bar.update(sum(item.tensor.nbytes for item in batch))
 
 
-def _digest(array: NDArray[Any]) -> str:
-    return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+def _bar(plan: Plan, name: str) -> "tqdm":
+    from tqdm import tqdm
+
+    n_bytes = sum(item.tensor.nbytes for item in plan.items)
+    return tqdm(total=n_bytes, desc=name, unit="B", unit_scale=True)
 
 
-def _fingerprint(core: Mapping[str, Any], digests: list[list[Any]]) -> str:
-    text = json.dumps([dict(core), sorted(digests)], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def _batches(items: Sequence[Item], n_bytes: int) -> Iterator[list[Item]]:
+    """Runs of items of one file, of n_bytes or one tensor at most."""
+    batch: list[Item] = []
+    room = 0
+    for item in items:
+        if batch and (item.tensor.file != batch[0].tensor.file or item.tensor.nbytes > room):
+            yield batch
+            batch = []
+        room = (room if batch else n_bytes) - item.tensor.nbytes
+        batch.append(item)
+    if batch:
+        yield batch
+
+
+def _entry(item: Item) -> tuple[str, str, int, Any, int, int, int]:
+    """What the core has to know of a tensor in a file."""
+    tensor = item.tensor
+    rows, columns = (1, *tensor.shape)[-2:]
+    dtype = FLOATS[tensor.dtype][0]
+    return tensor.name, item.weight, item.layer, dtype, tensor.begin, rows, columns

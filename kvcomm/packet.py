@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from kvcomm._core import KV
 from kvcomm.errors import FormatError, MismatchError
+from kvcomm.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from kvcomm.account import Reading
@@ -88,12 +89,13 @@ def check_preset(preset: str) -> None:
 class Origin:
     """What matters about the model that made a packet.
 
-    Two fine-tunes of one base differ in `fingerprint` and in nothing else that is compared.
+    Two fine-tunes of one base differ in `fingerprint` and in nothing else that is compared. Both
+    fingerprints cost time, so they are taken when a message is saved or meets another model.
     """
 
     model: str
-    fingerprint: str
-    tokenizer: str  # fingerprint of its vocabulary; "" when the model has none
+    fingerprint: Fingerprint
+    tokenizer: Fingerprint  # of its vocabulary; "" when the model has none
     vocab_size: int
     n_kv_heads: int
     head_dim: int
@@ -109,8 +111,8 @@ class Origin:
         ropes = [_spell_rope(rope) for rope in config["rope"]]
         return cls(
             model=model.name,
-            fingerprint=model.fingerprint,
-            tokenizer="" if model.tokenizer is None else model.tokenizer.vocabulary_fingerprint,
+            fingerprint=model.identity,
+            tokenizer=model.vocabulary,
             vocab_size=config["vocab_size"],
             n_kv_heads=config["n_kv_heads"],
             head_dim=config["head_dim"],
@@ -118,6 +120,21 @@ class Origin:
             window=config["window"],
             windowed=tuple(map(bool, config.get("windowed", same))),
         )
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Origin":
+        """What `to_json` gave."""
+        known = {name: Fingerprint.known(stored[name]) for name in ("fingerprint", "tokenizer")}
+        lists = {name: tuple(stored[name]) for name in ("rope", "windowed")}
+        return cls(**{**stored, **known, **lists})
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, with the values of the fingerprints."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {
+            "fingerprint": self.fingerprint.value,
+            "tokenizer": self.tokenizer.value,
+        }
 
     @property
     def n_layers(self) -> int:
@@ -165,8 +182,10 @@ class Origin:
         if not any_tokenizer:
             hint = "(Receiver(..., any_tokenizer=True) takes any)"
             same(f"vocabulary size {hint}", self.vocab_size, receiver.vocab_size)
-            if self.tokenizer and receiver.tokenizer:
-                same(f"tokenizer {hint}", self.tokenizer[:12], receiver.tokenizer[:12])
+            if self.tokenizer is not receiver.tokenizer:
+                mine, theirs = self.tokenizer.value, receiver.tokenizer.value
+                if mine and theirs:
+                    same(f"tokenizer {hint}", mine[:12], theirs[:12])
 
     def _window(self, layer: int) -> int:
         return self.window if self.windowed[layer] else 0
@@ -234,8 +253,8 @@ class Packet:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the sending model."""
-        return self.origin.fingerprint
+        """Fingerprint of the sending model; OSError as for `Model.fingerprint`."""
+        return self.origin.fingerprint.value
 
     @property
     def whole_layers(self) -> tuple[int, ...]:
@@ -296,7 +315,13 @@ class Packet:
         return np.concatenate([nothing, *parts], axis=1)
 
     def to_bytes(self) -> bytes:
-        """The packet as the bytes of a safetensors file."""
+        """The packet as the bytes of a safetensors file.
+
+        Raises
+        ------
+        OSError
+            A weight file of the model was changed before its fingerprint was taken.
+        """
         write_dtype, _, little = _STORED[self.kv.dtype]
         arrays: dict[str, NDArray[Any]] = {}
         parts: list[list[list[int]]] = []
@@ -314,7 +339,7 @@ class Packet:
             "ids": self.ids,
             "cut_tokens": self.cut_tokens,
             "preset": self.preset,
-            "origin": asdict(self.origin),
+            "origin": self.origin.to_json(),
             "dtype": self.kv.dtype,
             "next_position": self.kv.next_position,
             "parts": parts,
@@ -355,7 +380,8 @@ class Packet:
         Raises
         ------
         OSError
-            The file cannot be written; whatever stood there before is intact.
+            The file cannot be written, or as for `to_bytes`; whatever stood there before is
+            intact.
         """
         write_whole(path, self.to_bytes())
 
@@ -461,8 +487,7 @@ def _parse(data: bytes, where: str, device: str) -> Packet:
             (array(f"{name}.k"), array(f"{name}.v"), position, offset)
             for name, (position, offset) in zip(names, places, strict=True)
         ]
-    origin = packet["origin"]
-    origin = Origin(**origin | {name: tuple(origin[name]) for name in ("rope", "windowed")})
+    origin = Origin.from_json(packet["origin"])
     kv = KV.from_arrays(
         layers,
         n_layers=origin.n_layers,

@@ -32,7 +32,7 @@ SYSTEM = {
     "include": C_LIBRARY,
     "core": C_LIBRARY,
     "backend": C_LIBRARY | MACHINE,
-    "py": C_LIBRARY,
+    "py": C_LIBRARY | {"unistd.h"},  # a file that it is handed, read for the core
 }
 
 # Headers of the repository that a layer may include, as paths below csrc/.

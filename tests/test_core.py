@@ -4,6 +4,7 @@ The arithmetic has its own tests against the oracle; here two ways through the c
 """
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import check_includes
@@ -101,6 +102,34 @@ def test_bad_weights(device: str) -> None:
         _core.Model(config(), device="abacus")
     with pytest.raises(DeviceError, match="cuda"):
         _core.Model(config(), device="cuda")
+
+
+def test_weights_of_a_file(tmp_path: Path, device: str) -> None:
+    values = np.random.default_rng(5).standard_normal((HEADS * HEAD_DIM, DIM)).astype("<f4")
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc" + values.tobytes() + np.ones(DIM, "<f2").tobytes())
+    norm_at = 3 + values.nbytes
+    matrix = ("m", "q", 0, "f32", 3, *values.shape)
+    with open(file, "rb") as opened:
+        descriptor = opened.fileno()
+        model = _core.Model(config(), device=device)
+        model.read(descriptor, [matrix, ("n", "attn_norm", 1, "f16", norm_at, 1, DIM)])
+        for weight, layer in (("q", 0), ("attn_norm", 1)):
+            with pytest.raises(ValueError, match=f"^m: {weight} of layer {layer} was set before"):
+                model.read(descriptor, [("m", weight, layer, *matrix[3:])])
+        faults: list[tuple[type[Exception], str, Any]] = [
+            (OSError, "^n: attn_norm of layer 2: cannot be read",
+             ("n", "attn_norm", 2, "f16", norm_at + 2, 1, DIM)),
+            (MismatchError, "^m: q of layer 1: shape", ("m", "q", 1, "f32", 3, DIM + 1, DIM)),
+            (ValueError, "weight must be one of", ("m", "nose", 0, "f32", 3, DIM, DIM)),
+            (ValueError, "dtype must be one of", ("m", "q", 1, "f64", 3, DIM, DIM)),
+            (ValueError, "m: a place or size below zero", ("m", "q", 1, "f32", -3, DIM, DIM)),
+            (ValueError, "has 2 entries, expected 7", ("m", "q")),
+            (TypeError, "must be a sequence, not int", 7),
+        ]  # fmt: skip
+        for error, message, entry in faults:
+            with pytest.raises(error, match=message):
+                model.read(descriptor, [entry])
 
 
 def test_a_session_outlives_the_names_of_its_model(device: str) -> None:

@@ -115,10 +115,10 @@ struct kvc_backend {
 
     /* -- weights -- */
     size_t (*matrix_bytes)(size_t n_out, size_t n_in, kvc_dtype dtype);
-    /* Writes host rows src [n_rows, n_in] (row-major, src_dtype, any alignment) at output rows
-     * row .. of m, converting by value to nearest even. KVC_ERROR_NUMERIC on a value that is not
-     * finite, before or after conversion. */
-    kvc_status (*matrix_pack)(kvc_stream *s, const kvc_matrix *m, size_t row, const void *src,
+    /* Writes the rows that src gives, [n_rows, n_in] (row-major, src_dtype), at output rows row ..
+     * of m, converting by value to nearest even. KVC_ERROR_NUMERIC on a value that is not finite,
+     * before or after conversion; KVC_ERROR_READ when src could not be read. */
+    kvc_status (*matrix_pack)(kvc_stream *s, const kvc_matrix *m, size_t row, const kvc_source *src,
                               kvc_dtype src_dtype, size_t n_rows, kvc_error *err);
 
     /* -- operations -- */

@@ -328,25 +328,29 @@ kvc_status kvc_model_create(kvc_model **model, kvc_device *device, const kvc_con
 
 /* ---- filling ---- */
 
-static kvc_status set_vector(kvc_model *m, kvc_weight weight, int layer, const void *data,
+/* The elements are read to the upper end of their floats and widened towards the lower. */
+static kvc_status set_vector(kvc_model *m, kvc_weight weight, int layer, const kvc_source *source,
                              kvc_dtype dtype, size_t n, kvc_error *err) {
     kvc_mem to = kvc_mem_at(vector_of(m, weight, layer), part_start(m, weight) * sizeof(float));
     float *wide = NULL;
     TRY(kvc_host_alloc(&wide, n, sizeof *wide, kvc_weight_name(weight), err));
-    bool finite = true;
-    for (size_t i = 0; i < n; i++) {
-        wide[i] = kvc_element(data, i, dtype);
+    size_t bytes = n * kvc_dtype_bytes(dtype);
+    char *stored = (char *)wide + n * sizeof *wide - bytes;
+    bool readable = source->read(source->context, stored, 0, bytes), finite = true;
+    for (size_t i = 0; readable && i < n; i++) {
+        wide[i] = kvc_element(stored, i, dtype);
         finite = finite && isfinite(wide[i]);
     }
-    kvc_status status = finite
-                            ? m->device->backend->upload(m->stream, to, wide, n * sizeof *wide, err)
-                            : kvc_fail(err, KVC_ERROR_NUMERIC, "values that are not finite");
+    kvc_status status;
+    if (!readable) status = kvc_fail(err, KVC_ERROR_READ, "cannot be read");
+    else if (!finite) status = kvc_fail(err, KVC_ERROR_NUMERIC, "values that are not finite");
+    else status = m->device->backend->upload(m->stream, to, wide, n * sizeof *wide, err);
     free(wide);
     return status;
 }
 
-kvc_status kvc_model_set(kvc_model *model, kvc_weight weight, int layer, const void *data,
-                         kvc_dtype dtype, size_t rows, size_t cols, kvc_error *err) {
+kvc_status kvc_model_read(kvc_model *model, kvc_weight weight, int layer, const kvc_source *source,
+                          kvc_dtype dtype, size_t rows, size_t cols, kvc_error *err) {
     if ((unsigned)weight >= KVC_W_COUNT || (unsigned)dtype >= KVC_DTYPE_COUNT) {
         return kvc_fail(err, KVC_ERROR_VALUE, "unknown weight %d or dtype %d", weight, dtype);
     }
@@ -375,12 +379,23 @@ kvc_status kvc_model_set(kvc_model *model, kvc_weight weight, int layer, const v
     kvc_error cause = {0};
     const kvc_matrix *m = matrix_of(model, weight, layer);
     kvc_status status =
-        m ? model->device->backend->matrix_pack(model->stream, m, part_start(model, weight), data,
+        m ? model->device->backend->matrix_pack(model->stream, m, part_start(model, weight), source,
                                                 dtype, rows, &cause)
-          : set_vector(model, weight, layer, data, dtype, cols, &cause);
+          : set_vector(model, weight, layer, source, dtype, cols, &cause);
     if (status) return kvc_fail(err, status, "%s of layer %d: %s", name, layer, cause.message);
     *present = 1;
     return KVC_OK;
+}
+
+static bool read_memory(void *context, void *dst, size_t at, size_t n) {
+    memcpy(dst, (const char *)context + at, n);
+    return true;
+}
+
+kvc_status kvc_model_set(kvc_model *model, kvc_weight weight, int layer, const void *data,
+                         kvc_dtype dtype, size_t rows, size_t cols, kvc_error *err) {
+    kvc_source memory = {read_memory, (void *)data};
+    return kvc_model_read(model, weight, layer, &memory, dtype, rows, cols, err);
 }
 
 kvc_status kvc_model_seal(kvc_model *model, kvc_error *err) {

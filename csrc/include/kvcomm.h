@@ -41,6 +41,7 @@ typedef enum kvc_status {
     KVC_ERROR_UNSUPPORTED, /* valid, but not handled here */
     KVC_ERROR_NUMERIC,     /* values that are not finite */
     KVC_ERROR_DEVICE,      /* a device that is absent or refused an operation */
+    KVC_ERROR_READ,        /* a source of bytes that could not be read */
     KVC_ERROR_INTERRUPTED  /* the caller's interrupt hook asked to stop */
 } kvc_status;
 
@@ -157,9 +158,21 @@ typedef struct kvc_model kvc_model;
 /* Matrices are held in `dtype`, vectors always in f32. The config is copied. */
 kvc_status kvc_model_create(kvc_model **model, kvc_device *device, const kvc_config *config,
                             kvc_dtype dtype, kvc_error *err);
-/* Copies one tensor of `rows` x `cols` elements (a vector: rows 1) out of caller memory, converting
- * from `dtype` by value, to nearest even. Any byte alignment. Refuses a wrong shape, a tensor set
- * twice or not wanted by the config, and values that are not finite. */
+
+/* Where a tensor's bytes come from. `read` copies bytes at .. at + n - 1 of the tensor to dst, or
+ * returns false; several threads call it at once. */
+typedef struct kvc_source {
+    bool (*read)(void *context, void *dst, size_t at, size_t n);
+    void *context;
+} kvc_source;
+
+/* Takes one tensor of `rows` x `cols` elements (a vector: rows 1), row-major, converting from
+ * `dtype` by value, to nearest even. A few rows are held at a time. Refuses a wrong shape, a tensor
+ * set twice or not wanted by the config, and values that are not finite; KVC_ERROR_READ when
+ * `read` returned false. */
+kvc_status kvc_model_read(kvc_model *model, kvc_weight weight, int layer, const kvc_source *source,
+                          kvc_dtype dtype, size_t rows, size_t cols, kvc_error *err);
+/* The same from caller memory, of any byte alignment. */
 kvc_status kvc_model_set(kvc_model *model, kvc_weight weight, int layer, const void *data,
                          kvc_dtype dtype, size_t rows, size_t cols, kvc_error *err);
 /* Checks that nothing is missing. Only a sealed model runs. */

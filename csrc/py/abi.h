@@ -171,6 +171,7 @@ int PyArg_ParseTuple(PyObject *, const char *, ...);
 int PyArg_ParseTupleAndKeywords(PyObject *, PyObject *, const char *, char **, ...);
 extern PyObject *PyExc_KeyError;
 extern PyObject *PyExc_MemoryError;
+extern PyObject *PyExc_OSError;
 extern PyObject *PyExc_RuntimeError;
 extern PyObject *PyExc_TypeError;
 extern PyObject *PyExc_ValueError;

@@ -35,6 +35,7 @@ bool py_errors_load(py_state *state) {
     } builtin[] = {{KVC_ERROR_VALUE, PyExc_ValueError},
                    {KVC_ERROR_TYPE, PyExc_TypeError},
                    {KVC_ERROR_MEMORY, PyExc_MemoryError},
+                   {KVC_ERROR_READ, PyExc_OSError},
                    {KVC_ERROR_INTERRUPTED, PyExc_RuntimeError}};
     for (size_t i = 0; i < sizeof builtin / sizeof *builtin; i++) {
         Py_IncRef(builtin[i].class);

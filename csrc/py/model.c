@@ -1,8 +1,12 @@
 /* model.c - the Model type: configuration and weights on one device. */
+#define _POSIX_C_SOURCE 200809L /* pread */
 #include "config.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"config", "device", "dtype", NULL};
@@ -39,6 +43,12 @@ static void model_dealloc(PyObject *self) {
     py_free(self);
 }
 
+static int weight_of(const char *name) {
+    const char *weights[KVC_W_COUNT];
+    for (int i = 0; i < KVC_W_COUNT; i++) weights[i] = kvc_weight_name((kvc_weight)i);
+    return py_choice("weight", name, weights, KVC_W_COUNT);
+}
+
 static PyObject *model_set(PyObject *object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"weight", "layer", "array", "dtype", NULL};
     py_model *self = (py_model *)object;
@@ -48,9 +58,7 @@ static PyObject *model_set(PyObject *object, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOOs:set", names, &weight_name, &layer_object,
                                      &source, &dtype_name))
         return NULL;
-    const char *weights[KVC_W_COUNT];
-    for (int i = 0; i < KVC_W_COUNT; i++) weights[i] = kvc_weight_name((kvc_weight)i);
-    int weight = py_choice("weight", weight_name, weights, KVC_W_COUNT);
+    int weight = weight_of(weight_name);
     int64_t layer;
     kvc_dtype dtype;
     if (weight < 0 || !py_dtype("dtype", dtype_name, &dtype)) return NULL;
@@ -77,6 +85,105 @@ static PyObject *model_set(PyObject *object, PyObject *args, PyObject *kwargs) {
     py_array_release(&array);
     if (!idle) return NULL;
     return status ? py_raise(state, status, &err) : Py_BuildValue("");
+}
+
+/* ---- tensors of a file ---- */
+
+typedef struct stored {
+    char name[160]; /* in the file, for messages */
+    kvc_weight weight;
+    int layer;
+    kvc_dtype dtype;
+    int64_t begin;
+    size_t rows, cols;
+} stored;
+
+typedef struct place {
+    int file;
+    int64_t begin;
+} place;
+
+static bool read_file(void *context, void *dst, size_t at, size_t n) {
+    const place *p = context;
+    while (n) {
+        ssize_t got = pread(p->file, dst, n, (off_t)p->begin + (off_t)at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        dst = (char *)dst + got;
+        at += (size_t)got;
+        n -= (size_t)got;
+    }
+    return true;
+}
+
+static bool parse_stored(stored *out, PyObject *entry) {
+    const char *name, *weight_name, *dtype_name;
+    long long begin;
+    Py_ssize_t rows, cols;
+    int weight = -1;
+    PyObject *fields = py_tuple(entry, "an entry of tensors", 7);
+    if (!fields) return false;
+    if (PyArg_ParseTuple(fields, "ssisLnn", &name, &weight_name, &out->layer, &dtype_name, &begin,
+                         &rows, &cols)) {
+        snprintf(out->name, sizeof out->name, "%s", name);
+        if (py_dtype("dtype", dtype_name, &out->dtype)) weight = weight_of(weight_name);
+    }
+    Py_DecRef(fields);
+    if (weight < 0) return false;
+    if (begin < 0 || rows < 0 || cols < 0) {
+        PyErr_Format(PyExc_ValueError, "%s: a place or size below zero", out->name);
+        return false;
+    }
+    out->weight = (kvc_weight)weight;
+    out->begin = begin;
+    out->rows = (size_t)rows;
+    out->cols = (size_t)cols;
+    return true;
+}
+
+static kvc_status read_all(kvc_model *model, int file, const stored *tensors, Py_ssize_t n,
+                           kvc_error *err) {
+    for (const stored *t = tensors; t < tensors + n; t++) {
+        place place = {file, t->begin};
+        kvc_source source = {read_file, &place};
+        kvc_error cause;
+        kvc_status status =
+            kvc_model_read(model, t->weight, t->layer, &source, t->dtype, t->rows, t->cols, &cause);
+        if (!status) continue;
+        err->code = status;
+        snprintf(err->message, sizeof err->message, "%s: %.300s", t->name, cause.message);
+        return status;
+    }
+    return KVC_OK;
+}
+
+static PyObject *model_read(PyObject *object, PyObject *args) {
+    py_model *self = (py_model *)object;
+    int file;
+    PyObject *sequence;
+    if (!PyArg_ParseTuple(args, "iO:read", &file, &sequence)) return NULL;
+    PyObject *tuple = py_tuple(sequence, "tensors", -1);
+    if (!tuple) return NULL;
+    Py_ssize_t n = PyTuple_Size(tuple);
+    stored *tensors = malloc((size_t)n * sizeof *tensors + 1);
+    bool good = tensors != NULL;
+    if (!good) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; good && i < n; i++) {
+        good = parse_stored(&tensors[i], PyTuple_GetItem(tuple, i));
+    }
+    kvc_error err;
+    kvc_status status = KVC_OK;
+    if (good && (good = py_idle(self->busy, "model"))) {
+        self->busy = true;
+        PyThreadState *thread = PyEval_SaveThread();
+        status = read_all(self->model, file, tensors, n, &err);
+        PyEval_RestoreThread(thread);
+        self->busy = false;
+    }
+    free(tensors);
+    Py_DecRef(tuple);
+    if (!good) return NULL;
+    return status ? py_raise(py_state_of(object), status, &err) : Py_BuildValue("");
 }
 
 static PyObject *model_seal(PyObject *object, PyObject *unused) {
@@ -131,6 +238,7 @@ static PyObject *get_nbytes(PyObject *self, void *closure) {
 static PyMethodDef methods[] = {
     {"set", (PyCFunction)(void (*)(void))model_set, METH_VARARGS | METH_KEYWORDS,
      "set(weight, layer, array, dtype)\n--\n\nCopy one tensor in."},
+    {"read", model_read, METH_VARARGS, "read(file, tensors)\n--\n\nRead tensors of an open file."},
     {"seal", model_seal, METH_NOARGS, "seal()\n--\n\nCheck that no tensor is missing."},
     {"inv_freq", (PyCFunction)(void (*)(void))model_inv_freq, METH_VARARGS | METH_KEYWORDS,
      "inv_freq(rope=0)\n--\n\nInverse frequencies, float64 [rotary_dim / 2]."},

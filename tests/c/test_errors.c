@@ -50,6 +50,34 @@ static void bad_models(void) {
     kvc_model_free(model);
 }
 
+static bool read_some(void *context, void *dst, size_t at, size_t n) {
+    memset(dst, 0, n);
+    return at + n <= *(size_t *)context;
+}
+
+/* A source that ends too early: said by the weight's name, and the weight may be set again. */
+static void bad_sources(void) {
+    kvc_config config = tiny_config(TINY_PLAIN);
+    kvc_error error = {0};
+    kvc_device *device = NULL;
+    kvc_model *model = NULL;
+    GOOD(kvc_device_open(&device, tiny_device, &error));
+    GOOD(kvc_model_create(&model, device, &config, KVC_BF16, &error));
+    kvc_device_close(device);
+    REQUIRE(model);
+    size_t whole = (size_t)TINY_VOCAB * TINY_DIM * 4, most = whole - 1;
+    kvc_source source = {read_some, &most};
+    FAILS(kvc_model_read(model, KVC_W_EMBED, 0, &source, KVC_F32, TINY_VOCAB, TINY_DIM, &error),
+          KVC_ERROR_READ, "embed of layer 0: cannot be read");
+    most = TINY_DIM * 2 - 1;
+    FAILS(kvc_model_read(model, KVC_W_ATTN_NORM, 1, &source, KVC_F16, 1, TINY_DIM, &error),
+          KVC_ERROR_READ, "attn_norm of layer 1");
+    most = whole;
+    GOOD(kvc_model_read(model, KVC_W_EMBED, 0, &source, KVC_F32, TINY_VOCAB, TINY_DIM, &error));
+    GOOD(kvc_model_read(model, KVC_W_ATTN_NORM, 1, &source, KVC_F16, 1, TINY_DIM, &error));
+    kvc_model_free(model);
+}
+
 static void bad_batches(void) {
     kvc_error error = {0};
     kvc_model *model = tiny_model(TINY_PLAIN, KVC_F32, 1, &error);
@@ -166,6 +194,10 @@ static void nothing_at_all(void) {
     CHECK(kvc_set_num_threads(-1, NULL) == KVC_ERROR_VALUE);
 }
 
-const test error_tests[] = {
-    {"models", bad_models},       {"batches", bad_batches},           {"messages", bad_messages},
-    {"interrupted", interrupted}, {"nothing at all", nothing_at_all}, {NULL, NULL}};
+const test error_tests[] = {{"models", bad_models},
+                            {"sources", bad_sources},
+                            {"batches", bad_batches},
+                            {"messages", bad_messages},
+                            {"interrupted", interrupted},
+                            {"nothing at all", nothing_at_all},
+                            {NULL, NULL}};

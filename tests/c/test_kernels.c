@@ -5,6 +5,7 @@
 #include "../../csrc/backend/dtype.h"
 #include "../../csrc/core/core.h"
 #include "check.h"
+#include "tiny.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -189,6 +190,40 @@ static void conversions(void) {
     }
 }
 
+/* Any bits, every tail: as one value at a time gives them, and nothing behind the last. */
+static void narrowing(void) {
+    enum { MOST = 40, GUARD = 0x55 };
+    float x[MOST];
+    char got[4 * MOST + 1];
+    uint64_t state = 7;
+    find_tables();
+    for (size_t t = 0; t < n_tables; t++) {
+        for (size_t n = 1; n < MOST; n++) {
+            tiny_fill(x, n, &state);
+            for (size_t i = 0; i < n; i++) {
+                uint32_t bits = kvc_bits_of_f32(x[i]) * 2654435761u;
+                bool wild = n % 2 && i == n / 2; /* else finite: no exponent of ones */
+                x[i] = wild ? INFINITY : kvc_f32_of_bits(bits & 0xff7fffff);
+            }
+            for (int dtype = 0; dtype < KVC_DTYPE_COUNT; dtype++) {
+                size_t element = kvc_dtype_bytes((kvc_dtype)dtype);
+                got[n * element] = GUARD;
+                bool finite = true;
+                bool good = tables[t]->from_f32[dtype](got, x, n);
+                for (size_t i = 0; i < n; i++) {
+                    float back = kvc_element(got, i, (kvc_dtype)dtype);
+                    float wanted = dtype == KVC_F32    ? x[i]
+                                   : dtype == KVC_BF16 ? kvc_f32_of_bf16(kvc_bf16_of_f32(x[i]))
+                                                       : kvc_f32_of_f16(kvc_f16_of_f32(x[i]));
+                    CHECK(kvc_bits_of_f32(back) == kvc_bits_of_f32(wanted));
+                    finite = finite && isfinite(wanted);
+                }
+                CHECK(good == finite && got[n * element] == GUARD);
+            }
+        }
+    }
+}
+
 static void exponentials(void) {
     enum { N = 4003 };
     static float x[N], e[N];
@@ -294,6 +329,7 @@ const test kernel_tests[] = {{"products", products},
                              {"mixtures", mixtures},
                              {"transposing", transposing},
                              {"conversions", conversions},
+                             {"narrowing", narrowing},
                              {"exponentials", exponentials},
                              {"rows", rows},
                              {"angles", angles},

@@ -51,7 +51,7 @@ int cpu_threads(void);
 
 /* slots, by file */
 size_t cpu_matrix_bytes(size_t n_out, size_t n_in, kvc_dtype dtype);
-kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const void *src,
+kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const kvc_source *src,
                            kvc_dtype src_dtype, size_t n_rows, kvc_error *err);
 kvc_status cpu_linear(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem src, size_t src_ld,
                       const kvc_matrix *m, size_t out_begin, size_t out_end, kvc_mem bias, bool add,

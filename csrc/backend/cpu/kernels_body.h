@@ -97,23 +97,50 @@ INLINE void to_f32(float *dst, const void *src, size_t n, kvc_dtype dtype) {
     for (; i < n; i++) dst[i] = kvc_element(src, i, dtype);
 }
 
-INLINE bool from_f32(void *dst, const float *src, size_t n, kvc_dtype dtype) {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (dtype == KVC_F32) {
-            memcpy((char *)dst + 4 * i, src + i, 4);
-            bad |= (kvc_bits_of_f32(src[i]) & 0x7f800000) == 0x7f800000;
-        } else if (dtype == KVC_BF16) {
-            uint16_t h = kvc_bf16_of_f32(src[i]);
-            memcpy((char *)dst + 2 * i, &h, 2);
-            bad |= (h & 0x7f80) == 0x7f80;
-        } else {
-            uint16_t h = kvc_f16_of_f32(src[i]);
-            memcpy((char *)dst + 2 * i, &h, 2);
-            bad |= (h & 0x7c00) == 0x7c00;
-        }
+/* To nearest even; NaN stays NaN. */
+INLINE vh narrow(vf v, kvc_dtype dtype) {
+    if (dtype == KVC_BF16) {
+        vu bits = (vu)v, nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        vu is_nan = (vu)((bits & 0x7fffffff) > 0x7f800000);
+        return __builtin_convertvector((is_nan & (bits >> 16 | 0x40)) | (~is_nan & nearest), vh);
     }
-    return !bad;
+#if defined(__x86_64__) && KERNELS_LANES == 16
+    return (vh)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__x86_64__) && KERNELS_LANES == 8
+    return (vh)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+#else
+    vh h;
+    for (int i = 0; i < LANES; i++) h[i] = kvc_f16_of_f32(v[i]);
+    return h;
+#endif
+}
+
+/* Stores LANES values as elements of dtype; returns lanes of ones where a result is not finite. */
+INLINE vu store_as(void *p, vf v, kvc_dtype dtype) {
+    if (dtype == KVC_F32) {
+        memcpy(p, &v, sizeof v);
+        return (vu)(((vu)v & 0x7f800000) == 0x7f800000);
+    }
+    const uint16_t exponent = dtype == KVC_BF16 ? 0x7f80 : 0x7c00;
+    vh h = narrow(v, dtype);
+    memcpy(p, &h, sizeof h);
+    return (vu)((__builtin_convertvector(h, vu) & exponent) == exponent);
+}
+
+INLINE bool from_f32(void *dst, const float *src, size_t n, kvc_dtype dtype) {
+    size_t i = 0, element = dtype == KVC_F32 ? 4 : 2;
+    vu bad = (vu){0};
+    for (; i + LANES <= n; i += LANES) {
+        bad |= store_as((char *)dst + i * element, load(src + i), dtype);
+    }
+    if (i < n) {
+        char padded[4 * LANES];
+        bad |= store_as(padded, load_part(src + i, n - i, 0), dtype);
+        memcpy((char *)dst + i * element, padded, (n - i) * element);
+    }
+    uint32_t any = 0;
+    for (int lane = 0; lane < LANES; lane++) any |= bad[lane];
+    return !any;
 }
 
 /* ---- matrix product ---- */

@@ -26,37 +26,46 @@ size_t cpu_matrix_bytes(size_t n_out, size_t n_in, kvc_dtype dtype) {
 
 typedef struct pack_job {
     const cpu_kernels *kernels;
+    float *scratch; /* per worker, scratch_floats apart: the rows of a panel as they were read */
+    size_t scratch_floats;
     char *panels;
     kvc_dtype dtype, src_dtype;
-    const char *src;
+    const kvc_source *src;
     size_t n_rows, n_in;
-    _Atomic bool finite;
+    _Atomic bool finite, readable;
 } pack_job;
 
-/* One panel: PACK_DEPTH columns of 16 rows are widened, turned and narrowed at a time. */
+/* One panel: its rows are read as they are, then PACK_DEPTH columns at a time turned and narrowed.
+ * Reading here, not before, keeps the rows in this core's cache and every thread busy. */
 static void pack_panel(void *context, size_t panel, int worker) {
-    (void)worker;
     pack_job *job = context;
     const cpu_kernels *kernels = job->kernels;
     size_t element = kvc_dtype_bytes(job->dtype), src_element = kvc_dtype_bytes(job->src_dtype);
-    size_t first = panel * KVC_PANEL;
+    size_t first = panel * KVC_PANEL, row_bytes = job->n_in * src_element;
     size_t rows = job->n_rows - first < KVC_PANEL ? job->n_rows - first : KVC_PANEL;
-    float wide[KVC_PANEL][PACK_DEPTH], turned[PACK_DEPTH * KVC_PANEL];
+    char *read = (char *)(job->scratch + (size_t)worker * job->scratch_floats);
+    if (!job->src->read(job->src->context, read, first * row_bytes, rows * row_bytes)) {
+        job->readable = false;
+        return;
+    }
+    float turned[PACK_DEPTH * KVC_PANEL];
     for (size_t k = 0; k < job->n_in; k += PACK_DEPTH) {
         size_t n = job->n_in - k < PACK_DEPTH ? job->n_in - k : PACK_DEPTH;
-        for (size_t r = 0; r < rows; r++) {
-            const char *from = job->src + ((first + r) * job->n_in + k) * src_element;
-            kernels->to_f32[job->src_dtype](wide[r], from, n);
-        }
-        kernels->transpose[KVC_F32](turned, KVC_PANEL, wide, PACK_DEPTH, rows, n);
+        kernels->transpose[job->src_dtype](turned, KVC_PANEL, read + k * src_element, job->n_in,
+                                           rows, n);
         char *to = job->panels + (panel * job->n_in + k) * KVC_PANEL * element;
         if (!kernels->from_f32[job->dtype](to, turned, n * KVC_PANEL)) job->finite = false;
     }
 }
 
-kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const void *src,
+kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const kvc_source *src,
                            kvc_dtype src_dtype, size_t n_rows, kvc_error *err) {
+    size_t floats = KVC_PANEL * m->n_in * kvc_dtype_bytes(src_dtype) / sizeof(float);
+    kvc_status status = cpu_scratch(s, floats, err);
+    if (status) return status;
     pack_job job = {.kernels = s->kernels,
+                    .scratch = s->scratch,
+                    .scratch_floats = s->scratch_floats,
                     .panels =
                         (char *)cpu_address(s, m->mem) + row * m->n_in * kvc_dtype_bytes(m->dtype),
                     .dtype = m->dtype,
@@ -64,9 +73,11 @@ kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const
                     .src = src,
                     .n_rows = n_rows,
                     .n_in = m->n_in,
-                    .finite = true};
-    kvc_status status = cpu_parallel(s, pack_panel, &job, kvc_panel_round(n_rows) / KVC_PANEL, err);
+                    .finite = true,
+                    .readable = true};
+    status = cpu_parallel(s, pack_panel, &job, kvc_panel_round(n_rows) / KVC_PANEL, err);
     if (status) return status;
+    if (!job.readable) return kvc_fail(err, KVC_ERROR_READ, "cannot be read");
     if (!job.finite) {
         return kvc_fail(err, KVC_ERROR_NUMERIC, "values that are not finite (as %s)",
                         kvc_dtype_name(m->dtype));
