@@ -26,9 +26,19 @@
         if (try_status_) return try_status_;                                                       \
     } while (0)
 
+/* Released segments, kept for the buffers behind them; see kv.c. */
+typedef struct kvc_spares {
+    struct kvc_segment *first, *last; /* linked by `next`, oldest first */
+    size_t bytes;
+    size_t most;        /* bytes that live segments held at any time */
+    atomic_size_t live; /* bytes that they hold now */
+    atomic_flag taken;  /* guards the rest; whoever finds it set does without */
+} kvc_spares;
+
 struct kvc_device {
     kvc_backend *backend;
     atomic_int n_refs;
+    kvc_spares spares;
 };
 
 kvc_device *kvc_device_retain(kvc_device *device);
@@ -102,17 +112,21 @@ static inline bool kvc_position_fits(int64_t position) {
  * change; room behind them may still be filled by the one session that owns the tail. */
 typedef struct kvc_segment {
     kvc_device *device;
-    kvc_buffer *buffer; /* k [n_kv_heads, capacity, head_dim], then v from v_at on */
+    kvc_buffer *buffer; /* k [n_kv_heads, capacity, head_dim], then v from v_at on; what no token
+                           was appended to holds anything */
     size_t bytes, v_at, capacity, head_stride;
     int64_t position; /* of token 0 */
     kvc_dtype dtype;
     atomic_int n_refs;
+    struct kvc_segment *next; /* among spares */
 } kvc_segment;
 
 kvc_status kvc_segment_create(kvc_segment **out, kvc_device *device, int n_kv_heads, int head_dim,
                               kvc_dtype dtype, size_t capacity, int64_t position, kvc_error *err);
 kvc_segment *kvc_segment_retain(kvc_segment *segment);
 void kvc_segment_release(kvc_segment *segment);
+/* Gives spare buffers back until they hold `bytes` at most. */
+void kvc_spares_trim(kvc_device *device, size_t bytes);
 
 typedef struct kvc_part {
     kvc_segment *segment; /* holds one reference */

@@ -16,13 +16,15 @@ kvc_status kvc_device_open(kvc_device **device, const char *name, kvc_error *err
         if (strcmp(name, known[i].name) != 0) continue;
         kvc_backend *backend;
         TRY(known[i].open(&backend, err));
-        kvc_device *d = malloc(sizeof *d);
+        kvc_device *d = calloc(1, sizeof *d);
         if (!d) {
             backend->close(backend);
             return kvc_fail(err, KVC_ERROR_MEMORY, "out of memory: a device");
         }
         d->backend = backend;
         atomic_init(&d->n_refs, 1);
+        atomic_init(&d->spares.live, 0);
+        atomic_flag_clear(&d->spares.taken);
         *device = d;
         return KVC_OK;
     }
@@ -36,6 +38,7 @@ kvc_device *kvc_device_retain(kvc_device *device) {
 
 void kvc_device_close(kvc_device *device) {
     if (!device || atomic_fetch_sub(&device->n_refs, 1) != 1) return;
+    kvc_spares_trim(device, 0);
     device->backend->close(device->backend);
     free(device);
 }

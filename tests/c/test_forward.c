@@ -117,7 +117,54 @@ static void outputs_agree(void) {
     kvc_model_free(model);
 }
 
-const test forward_tests[] = {
-    {"batch equals alone, plain", batch_plain}, {"batch equals alone, every option", batch_full},
-    {"batch equals alone, f16", batch_f16},     {"batch equals alone, bf16", batch_bf16},
-    {"outputs agree", outputs_agree},           {NULL, NULL}};
+/* A token that comes alone has the bits that it has among all: a prompt of N against its first
+ * N - 2 tokens and two steps, in blocks of the same room. N crosses tiles of keys and of queries. */
+static void check_steps(tiny_kind kind, kvc_dtype kv_dtype) {
+    enum { N = 150 };
+    kvc_error error = {0};
+    kvc_model *model = tiny_model(kind, KVC_F32, 11, &error);
+    kvc_workspace *ws = NULL;
+    REQUIRE(model);
+    GOOD(kvc_workspace_create(&ws, model, NULL, NULL, &error));
+    int32_t ids[N];
+    static float whole[TINY_VOCAB], stepped[TINY_VOCAB];
+    tiny_ids(ids, N, 5);
+    for (size_t at = 100; at < N; at += 7) {
+        kvc_session *one = NULL, *many = NULL;
+        GOOD(kvc_session_create(&one, model, kv_dtype, &error));
+        GOOD(kvc_session_create(&many, model, kv_dtype, &error));
+        GOOD(kvc_session_reserve(one, N, &error));
+        GOOD(kvc_session_reserve(many, N, &error));
+        GOOD(tiny_run(ws, one, ids, at, whole, &error));
+        GOOD(tiny_run(ws, many, ids, at - 2, NULL, &error));
+        GOOD(tiny_run(ws, many, ids + at - 2, 1, NULL, &error));
+        GOOD(tiny_run(ws, many, ids + at - 1, 1, stepped, &error));
+        CHECK(memcmp(whole, stepped, sizeof whole) == 0);
+        kvc_session_free(one);
+        kvc_session_free(many);
+    }
+    kvc_workspace_free(ws);
+    kvc_model_free(model);
+}
+
+static void steps_plain(void) {
+    check_steps(TINY_PLAIN, KVC_F32);
+}
+
+static void steps_full(void) {
+    check_steps(TINY_FULL, KVC_F32);
+}
+
+static void steps_f16(void) {
+    check_steps(TINY_PLAIN, KVC_F16);
+}
+
+const test forward_tests[] = {{"steps equal a prompt, plain", steps_plain},
+                              {"steps equal a prompt, every option", steps_full},
+                              {"steps equal a prompt, f16 keys", steps_f16},
+                              {"batch equals alone, plain", batch_plain},
+                              {"batch equals alone, every option", batch_full},
+                              {"batch equals alone, f16", batch_f16},
+                              {"batch equals alone, bf16", batch_bf16},
+                              {"outputs agree", outputs_agree},
+                              {NULL, NULL}};

@@ -257,6 +257,56 @@ static double gelu_tanh(double x) {
     return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
 
+/* Two tiles of a running softmax against one softmax over both, in doubles. Row 1 sees nothing of
+ * the first tile, row 2 nothing at all; row 0 has one score so low that it vanishes. */
+static void softening_case(const cpu_kernels *k, size_t m, size_t n) {
+    enum { ROWS = 48, LD = 80 };
+    static float s[2][ROWS * LD], p[2][ROWS * LD];
+    float most[ROWS], sum[ROWS], mass[ROWS], shrink[ROWS];
+    for (int tile = 0; tile < 2; tile++) {
+        for (size_t i = 0; i < m * LD; i++) s[tile][i] = 12 * draw();
+        for (size_t j = 0; j < n; j++) {
+            if (m > 1 && tile == 0) s[tile][LD + j] = -INFINITY;
+            if (m > 2) s[tile][2 * LD + j] = -INFINITY;
+        }
+        s[tile][3] = -400;
+        memcpy(p[tile], s[tile], sizeof p[tile]);
+    }
+    for (size_t r = 0; r < ROWS; r++) {
+        most[r] = -INFINITY;
+        sum[r] = mass[r] = 0;
+    }
+    k->soften(p[0], LD, m, n, true, most, sum, mass, shrink);
+    for (size_t r = 0; r < m; r++) CHECK(sum[r] == mass[r]);
+    k->soften(p[1], LD, m, n, false, most, sum, mass, shrink);
+    for (size_t r = 0; r < m; r++) {
+        double top = -INFINITY, part[2] = {0, 0};
+        for (size_t j = 0; j < 2 * n; j++) top = fmax(top, s[j / n][r * LD + j % n]);
+        CHECK(most[r] == (float)top);
+        for (size_t j = 0; j < 2 * n && top > -INFINITY; j++) {
+            part[j / n] += exp((double)s[j / n][r * LD + j % n] - top);
+        }
+        CHECK(fabs(sum[r] - part[0] - part[1]) <= 2e-6 * (part[0] + part[1]));
+        CHECK(fabs(mass[r] - part[0]) <= 2e-6 * part[0]);
+        for (size_t j = 0; j < n; j++) {
+            double wanted = top > -INFINITY ? exp((double)s[1][r * LD + j] - top) : 0;
+            CHECK(fabs(p[1][r * LD + j] - wanted) <= 1e-6 * wanted + 1e-37);
+        }
+        for (size_t j = n; j < LD; j++) CHECK(p[1][r * LD + j] == s[1][r * LD + j]);
+    }
+    CHECK(p[1][3] == 0);
+}
+
+static void softening(void) {
+    find_tables();
+    for (size_t t = 0; t < n_tables; t++) {
+        for (size_t m = 1; m <= 37; m++) softening_case(tables[t], m, m % 4 * 16 + 16);
+        float s[16] = {1, NAN}, most[16] = {0}, sum[16] = {0}, mass[16] = {0}, shrink[16];
+        tables[t]->soften(s, 16, 1, 16, true, most, sum, mass, shrink);
+        CHECK(isnan(sum[0]) && isnan(mass[0]) && sum[1] == 0);
+    }
+}
+
 static void rows(void) {
     enum { N = 45 };
     float x[N], up[N], y[N], weight[N];
@@ -331,6 +381,7 @@ const test kernel_tests[] = {{"products", products},
                              {"conversions", conversions},
                              {"narrowing", narrowing},
                              {"exponentials", exponentials},
+                             {"softening", softening},
                              {"rows", rows},
                              {"angles", angles},
                              {NULL, NULL}};

@@ -1,4 +1,5 @@
 /* test_kv.c - messages share blocks, and every owner may go in any order. */
+#include "../../csrc/core/core.h"
 #include "check.h"
 #include "tiny.h"
 
@@ -173,9 +174,57 @@ static void from_memory(void) {
     kvc_kv_free(kv);
 }
 
+/* A KV of one layer with n tokens, each value of K and V being x. */
+static kvc_kv *constant(kvc_device *device, size_t n, float x) {
+    enum { MOST = 4000 };
+    static float values[MOST * 8];
+    kvc_error error = {0};
+    kvc_kv *kv = NULL;
+    for (size_t i = 0; i < n * 8; i++) values[i] = x;
+    GOOD(kvc_kv_create(&kv, device, 1, 2, 4, KVC_F32, 0, &error));
+    GOOD(kvc_kv_add(kv, 0, values, values, n, 0, 0, &error));
+    return kv;
+}
+
+/* Released buffers serve again, never hold more than live ones once did, and go with the device. */
+static void spares(void) {
+    kvc_error error = {0};
+    kvc_device *device = NULL;
+    GOOD(kvc_device_open(&device, tiny_device, &error));
+    REQUIRE(device);
+    const kvc_spares *s = &device->spares;
+    enum { TOKEN = 2 * 2 * 4 * sizeof(float) }; /* K and V */
+    kvc_kv *a = constant(device, 1000, 1), *b = constant(device, 2000, 2);
+    CHECK(s->live == 3000 * TOKEN && s->most == 3000 * TOKEN && s->bytes == 0);
+    kvc_kv_part first, second;
+    GOOD(kvc_kv_part_view(a, 0, 0, &first, &error));
+    kvc_kv_free(a);
+    bool kept = s->bytes == 1000 * TOKEN; /* not so under the address sanitizer */
+    CHECK(s->live == 2000 * TOKEN && (kept || s->bytes == 0));
+    a = constant(device, 990, 3); /* fits with 1 % of waste */
+    GOOD(kvc_kv_part_view(a, 0, 0, &second, &error));
+    CHECK(!kept || (first.k == second.k && s->live == 3000 * TOKEN && s->bytes == 0));
+    CHECK(second.n == 990 && second.head_stride == 990 * 4);
+    for (size_t i = 0; second.k && i < 990 * 8; i++) {
+        CHECK(((const float *)second.k)[i] == 3 && ((const float *)second.v)[i] == 3);
+    }
+    kvc_kv_free(a);
+    kvc_kv_free(b);
+    CHECK(s->live == 0 && s->bytes == (kept ? 3000 * TOKEN : 0));
+    a = constant(device, 1500,
+                 4); /* fits none: 1000 is too small, 2000 too large; both cannot stay */
+    CHECK(s->live == 1500 * TOKEN && s->live + s->bytes <= s->most);
+    b = constant(device, 4000, 5);
+    CHECK(s->live == 5500 * TOKEN && s->most == 5500 * TOKEN && s->bytes == 0);
+    kvc_kv_free(a);
+    kvc_kv_free(b);
+    kvc_device_close(device);
+}
+
 const test kv_tests[] = {{"selecting shares", selecting},
                          {"joining and trimming", joining},
                          {"giving everything is one prompt", giving_everything},
                          {"frozen stays", frozen_stays},
                          {"from memory", from_memory},
+                         {"spares", spares},
                          {NULL, NULL}};

@@ -15,7 +15,12 @@
 #include <math.h>
 #include <string.h>
 
-enum { KEYS = 64, QUERY_ROWS = 64 };
+enum {
+    KEYS = 64,        /* of a tile */
+    QUERY_ROWS = 192, /* of a task, the group's heads counted: K and V are read once per task */
+    LINE = 64,        /* bytes of a cache line */
+    PAGE = 4096
+};
 
 /* ---- appending ---- */
 
@@ -82,19 +87,21 @@ typedef struct task {
     const kvc_attention_item *item;
     size_t first, n; /* queries of the item */
     size_t n_rows;   /* n * group */
+    size_t row, end; /* rows that see something of the tile at hand */
     size_t kv_head;
-    float *q;                 /* [rows, head_dim], times scale */
-    float *turned;            /* [rows, head_dim], q as a span with an offset sees it */
-    float *acc;               /* [rows, width] */
-    float *scores;            /* [rows, KEYS] */
-    float *keys;              /* [head_dim, KEYS] */
-    float *values;            /* [KEYS, width] */
-    float *most, *sum, *mass; /* [rows] */
+    float *q;                          /* [rows, head_dim], times scale */
+    float *turned;                     /* [rows, head_dim], q as a span with an offset sees it */
+    float *acc;                        /* [rows, width] */
+    float *scores;                     /* [rows, KEYS] */
+    float *keys;                       /* [KEYS / KVC_PANEL, head_dim, KVC_PANEL] */
+    float *values;                     /* [KEYS, width] */
+    float *most, *sum, *mass, *shrink; /* [rows + KVC_PANEL], soften works on whole vectors */
 } task;
 
 static size_t scratch_floats(const attention_job *job) {
     size_t dim = (size_t)job->a->head_dim;
-    return job->rows * (2 * dim + job->width + KEYS + 3) + KEYS * (dim + job->width) + 9 * 16;
+    return job->rows * (2 * dim + job->width + KEYS + 4) + KEYS * (dim + job->width) +
+           14 * KVC_PANEL;
 }
 
 static float *take(float **from, size_t floats) {
@@ -111,7 +118,7 @@ static void load_queries(task *t) {
         const float *from = q + (t->item->row + t->first + i) * a->q_ld + t->kv_head * group * dim;
         t->job->s->kernels->scaled_copy(t->q + i * group * dim, from, group * dim, a->scale);
     }
-    for (size_t r = 0; r < t->n_rows; r++) {
+    for (size_t r = 0; r < t->n_rows + KVC_PANEL; r++) {
         t->most[r] = -INFINITY;
         t->sum[r] = t->mass[r] = 0;
     }
@@ -149,61 +156,64 @@ static visible visible_columns(const task *t, size_t i, const kvc_span *span, si
     return see;
 }
 
-static bool tile_is_hidden(const task *t, const kvc_span *span, size_t key, int64_t own, size_t n) {
-    if (t->job->a->soft) return false;
-    visible last = visible_columns(t, t->n - 1, span, key, own, n);
+/* Cuts a tile of n keys down to the rows that see any of them, and to the keys before the last one
+ * that is seen; 0: skip it. What a row does not see adds exact zeros to it, so no bit changes. */
+static size_t cut_tile(task *t, const kvc_span *span, size_t key, int64_t own, size_t n) {
+    size_t from = 0, to = t->n;
+    t->row = 0;
+    t->end = t->n_rows;
+    if (t->job->a->soft) return n;
     visible first = visible_columns(t, 0, span, key, own, n);
-    return last.to == 0 || first.from == n;
+    visible last = visible_columns(t, t->n - 1, span, key, own, n);
+    if (first.from >= last.to) return 0;
+    while (first.to == 0) first = visible_columns(t, ++from, span, key, own, n);
+    while (last.from == n) last = visible_columns(t, --to - 1, span, key, own, n);
+    t->row = from * t->job->group;
+    t->end = to * t->job->group;
+    return last.to;
 }
 
+static void hide(float *scores, size_t from, size_t to) {
+    for (size_t j = from; j < to; j++) scores[j] = -INFINITY;
+}
+
+/* Hidden columns, and those that fill the last panel, become -inf. */
 static void mask_scores(task *t, const kvc_span *span, size_t key, int64_t own, size_t n) {
+    size_t group = t->job->group;
     bool soft = t->job->a->soft;
-    for (size_t i = 0; i < t->n; i++) {
-        visible see = visible_columns(t, i, span, key, own, n);
-        if (!soft && see.from == 0 && see.to == n) continue;
-        for (size_t g = 0; g < t->job->group; g++) {
-            float *s = t->scores + (i * t->job->group + g) * KEYS;
-            for (size_t j = 0; j < n; j++) {
-                bool sees = j >= see.from && j < see.to;
-                if (soft) s[j] += sees ? 1.0f : 0.0f;
-                else if (!sees) s[j] = -INFINITY;
-            }
+    visible first = visible_columns(t, t->row / group, span, key, own, n);
+    visible last = visible_columns(t, t->end / group - 1, span, key, own, n);
+    if (!soft && first.to == n && last.from == 0 && n % KVC_PANEL == 0) return;
+    for (size_t r = t->row; r < t->end; r++) {
+        visible see = visible_columns(t, r / group, span, key, own, n);
+        float *s = t->scores + r * KEYS;
+        if (soft) {
+            for (size_t j = see.from; j < see.to; j++) s[j] += 1.0f;
+            see = (visible){0, n};
         }
+        hide(s, 0, see.from);
+        hide(s, see.to, kvc_panel_round(n));
     }
 }
 
 /* Folds the tile's scores into the running softmax and leaves p in their place. */
 static void soften(task *t, size_t n, size_t counted_from) {
     const cpu_kernels *kernels = t->job->s->kernels;
-    for (size_t r = 0; r < t->n_rows; r++) {
-        float *s = t->scores + r * KEYS;
-        float most = kernels->max(s, n);
-        if (most < t->most[r]) most = t->most[r];
-        if (most == -INFINITY) { /* nothing visible yet, unless all of it is NaN */
-            float total = kernels->sum(s, n);
-            if (isnan(total)) t->sum[r] = total;
-            memset(s, 0, n * sizeof *s);
-            continue;
-        }
-        if (most > t->most[r]) {
-            float shrink = expf(t->most[r] - most);
-            t->sum[r] *= shrink;
-            t->mass[r] *= shrink;
-            kernels->scale(t->acc + r * t->job->width, t->job->width, shrink);
-            t->most[r] = most;
-        }
-        float total = kernels->exp_sum(s, n, most);
-        t->sum[r] += total;
-        if (counted_from == 0) t->mass[r] += total;
-        else if (counted_from < n) t->mass[r] += kernels->sum(s + counted_from, n - counted_from);
+    size_t width = t->job->width, row = t->row;
+    kernels->soften(t->scores + row * KEYS, KEYS, t->end - row, kvc_panel_round(n),
+                    counted_from == 0, t->most + row, t->sum + row, t->mass + row, t->shrink + row);
+    for (size_t r = row; r < t->end; r++) {
+        if (t->shrink[r] != 1) kernels->scale(t->acc + r * width, width, t->shrink[r]);
+    }
+    if (counted_from == 0 || counted_from >= n) return;
+    for (size_t r = row; r < t->end; r++) {
+        t->mass[r] += kernels->sum(t->scores + r * KEYS + counted_from, n - counted_from);
     }
 }
 
-static void add_values(task *t, const kvc_span *span, size_t key, size_t n) {
+static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
     const cpu_kernels *kernels = t->job->s->kernels;
     size_t dim = (size_t)t->job->a->head_dim, width = t->job->width;
-    const char *v = (char *)cpu_address(t->job->s, span->v) +
-                    (t->kv_head * span->head_stride + key * dim) * kvc_dtype_bytes(span->dtype);
     const float *values = (const float *)v;
     if (span->dtype != KVC_F32 || width != dim) {
         values = t->values;
@@ -213,13 +223,40 @@ static void add_values(task *t, const kvc_span *span, size_t key, size_t n) {
             memset(to + dim, 0, (width - dim) * sizeof(float));
         }
     }
-    kernels->gemm[KVC_F32](t->acc, width, t->scores, KEYS, values, width, KVC_PANEL, t->n_rows,
-                           width / KVC_PANEL, n, true);
+    kernels->gemm[KVC_F32](t->acc + t->row * width, width, t->scores + t->row * KEYS, KEYS, values,
+                           width, KVC_PANEL, t->end - t->row, width / KVC_PANEL, n, true);
+}
+
+/* Scores of n keys, which are turned into panels first, depth-major like a weight matrix. */
+static void score_keys(task *t, const kvc_span *span, const float *q, const char *k, size_t n) {
+    const cpu_kernels *kernels = t->job->s->kernels;
+    size_t dim = (size_t)t->job->a->head_dim, panel = dim * KVC_PANEL;
+    for (size_t j = 0; j < n; j += KVC_PANEL) {
+        kernels->transpose[span->dtype](t->keys + j * dim, KVC_PANEL,
+                                        k + j * dim * kvc_dtype_bytes(span->dtype), dim,
+                                        n - j < KVC_PANEL ? n - j : KVC_PANEL, dim);
+    }
+    kernels->gemm[KVC_F32](t->scores + t->row * KEYS, KEYS, q + t->row * dim, dim, t->keys,
+                           KVC_PANEL, panel, t->end - t->row, kvc_panel_round(n) / KVC_PANEL, dim,
+                           false);
+}
+
+/* Asks for a tile, line by line from all its pages at once: processors follow a stream only within
+ * a page, and several at a time. With few queries a tile is waited for longer than computed. */
+static void fetch_tile(const char *k, const char *v, size_t bytes) {
+    for (size_t line = 0; line < PAGE; line += LINE) {
+        for (size_t at = line; at < bytes; at += PAGE) {
+            __builtin_prefetch(k + at);
+            __builtin_prefetch(v + at);
+        }
+    }
 }
 
 static void walk_span(task *t, const kvc_span *span, int64_t own) {
-    const cpu_kernels *kernels = t->job->s->kernels;
-    size_t dim = (size_t)t->job->a->head_dim;
+    size_t key_bytes = (size_t)t->job->a->head_dim * kvc_dtype_bytes(span->dtype);
+    size_t head = t->kv_head * span->head_stride * kvc_dtype_bytes(span->dtype);
+    const char *k = (char *)cpu_address(t->job->s, span->k) + head;
+    const char *v = (char *)cpu_address(t->job->s, span->v) + head;
     const float *q = t->q;
     if (span->turn) {
         turn_queries(t, span->turn);
@@ -228,16 +265,14 @@ static void walk_span(task *t, const kvc_span *span, int64_t own) {
     for (size_t key = 0; key < span->n; key += KEYS) {
         size_t n = span->n - key < KEYS ? span->n - key : KEYS;
         int64_t tile_own = own < 0 ? -1 : own + (int64_t)key;
-        if (tile_is_hidden(t, span, key, tile_own, n)) continue;
-        const char *k = (char *)cpu_address(t->job->s, span->k) +
-                        (t->kv_head * span->head_stride + key * dim) * kvc_dtype_bytes(span->dtype);
-        kernels->transpose[span->dtype](t->keys, KEYS, k, dim, n, dim);
-        kernels->gemm[KVC_F32](t->scores, KEYS, q, dim, t->keys, KEYS, KVC_PANEL, t->n_rows,
-                               kvc_panel_round(n) / KVC_PANEL, dim, false);
+        n = cut_tile(t, span, key, tile_own, n);
+        if (n == 0) continue;
+        fetch_tile(k + key * key_bytes, v + key * key_bytes, n * key_bytes);
+        score_keys(t, span, q, k + key * key_bytes, n);
         mask_scores(t, span, key, tile_own, n);
         size_t counted = own >= 0 ? n : span->mass_from > key ? span->mass_from - key : 0;
         soften(t, n, counted);
-        if (t->job->a->out.buffer) add_values(t, span, key, n);
+        if (t->job->a->out.buffer) add_values(t, span, v + key * key_bytes, n);
     }
 }
 
@@ -287,9 +322,10 @@ static void attention_task(void *context, size_t chunk, int worker) {
     t.scores = take(&scratch, job->rows * KEYS);
     t.keys = take(&scratch, dim * KEYS);
     t.values = take(&scratch, KEYS * job->width);
-    t.most = take(&scratch, job->rows);
-    t.sum = take(&scratch, job->rows);
-    t.mass = take(&scratch, job->rows);
+    t.most = take(&scratch, job->rows + KVC_PANEL);
+    t.sum = take(&scratch, job->rows + KVC_PANEL);
+    t.mass = take(&scratch, job->rows + KVC_PANEL);
+    t.shrink = take(&scratch, job->rows + KVC_PANEL);
     load_queries(&t);
     int64_t own = 0;
     for (size_t i = 0; i < t.item->n_given + t.item->n_own; i++) {

@@ -47,6 +47,12 @@ typedef struct cpu_kernels {
     void (*rms_norm)(float *dst, const float *src, const float *weight, size_t n, float eps,
                      float offset);
     void (*gated[2])(float *dst, const float *gate, const float *up, size_t n); /* kvc_activation */
+    /* One tile of a running softmax: s [m, n] (row stride lds, n a multiple of 16, hidden columns
+     * -inf) becomes e^(s - most), most being raised to the row's maximum first. shrink = e^(most
+     * before - most after); sum and mass, [m rounded up to 16] like most and shrink, shrink and take
+     * in the row's sum, mass only when `counted`. */
+    void (*soften)(float *s, size_t lds, size_t m, size_t n, bool counted, float *most, float *sum,
+                   float *mass, float *shrink);
 } cpu_kernels;
 
 const cpu_kernels *cpu_kernels_portable(void);

@@ -13,6 +13,7 @@
 #include "../dtype.h"
 #include "kernels.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 #if defined(__x86_64__) && KERNELS_LANES > 4
@@ -374,13 +375,33 @@ BY_DTYPE(bf16, KVC_BF16)
 
 /* ---- rows ---- */
 
+/* a > b ? a : b, hence b when one is not a number. */
+INLINE vf larger(vf a, vf b) {
+#if defined(__x86_64__) && KERNELS_LANES == 16
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__x86_64__) && KERNELS_LANES == 8
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
+
+/* x >= bound ? yes : no */
+INLINE vf where_at_least(vf x, vf bound, vf yes, vf no) {
+#if defined(__x86_64__) && KERNELS_LANES == 16
+    __mmask16 mask = _mm512_cmp_ps_mask((__m512)x, (__m512)bound, _CMP_GE_OQ);
+    return (vf)_mm512_mask_blend_ps(mask, (__m512)no, (__m512)yes);
+#else
+    return choose(x >= bound, yes, no);
+#endif
+}
+
 /* e^x to about one unit in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r (the
  * smallest largest error of degree 6, 4e-9), and n added to the exponent. Below -87 (and for -inf)
- * exactly 0, above 88 held at e^88. */
+ * exactly 0, above 88 held at e^88; NaN stays NaN. */
 INLINE vf exp_vector(vf x) {
     vf zero = (vf){0};
-    vf held = choose(x > 88.0f + zero, 88.0f + zero, x);
-    held = choose(held < -87.0f + zero, -87.0f + zero, held);
+    vf held = -larger(-88.0f + zero, -larger(x, -87.0f + zero));
     const float magic = 0x1.8p23f; /* adding it leaves the nearest integer in the low bits */
     vf shifted = held * 1.44269504f + magic;
     vf n = shifted - magic;
@@ -394,8 +415,7 @@ INLINE vf exp_vector(vf x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     vf y = (vf)((vi)p + ((vi)shifted << 23));
-    y = choose(x < -87.0f + zero, zero, y);
-    return choose(x == x, y, x); /* NaN stays NaN */
+    return where_at_least(x, -87.0f + zero, y, larger(zero, x));
 }
 
 static float row_max(const float *x, size_t n) {
@@ -442,6 +462,64 @@ static float row_exp_sum_const(const float *x, size_t n, float shift) {
     for (; i + LANES <= n; i += LANES) total += exp_vector(load(x + i) - shift);
     if (i < n) total += exp_vector(load_part(x + i, n - i, -INFINITY) - shift);
     return sum_lanes(total);
+}
+
+/* Of LANES vectors, each a row's partial results, the whole result of every row: transposed, and
+ * then halved in the order of sum_lanes. */
+INLINE vf fold_max(vf x[LANES]) {
+    transpose_square(x);
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half; half /= 2) {
+        for (int i = 0; i < half; i++) x[i] = larger(x[i + half], x[i]);
+    }
+    return x[0];
+}
+
+INLINE vf fold_sum(vf x[LANES]) {
+    transpose_square(x);
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half; half /= 2) {
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    }
+    return x[0];
+}
+
+/* Up to LANES rows of soften. A row that has seen nothing yet keeps a maximum of -inf, but
+ * exponents are then taken from the lowest float: all of them vanish. */
+INLINE void soften_rows(float *s, size_t lds, size_t rows, size_t n, bool counted, float *most,
+                        float *sum, float *mass, float *shrink) {
+    vf x[LANES];
+    for (size_t i = 0; i < LANES; i++) {
+        x[i] = splat(-INFINITY);
+        for (size_t j = 0; i < rows && j < n; j += LANES)
+            x[i] = larger(load(s + i * lds + j), x[i]);
+    }
+    vf before = load(most), now = larger(fold_max(x), before);
+    vf from = larger(now, splat(-FLT_MAX));
+    vf factor = exp_vector(before - from);
+    float shift[LANES];
+    store(shift, from);
+    for (size_t i = 0; i < LANES; i++) {
+        x[i] = (vf){0};
+        for (size_t j = 0; i < rows && j < n; j += LANES) {
+            vf e = exp_vector(load(s + i * lds + j) - shift[i]);
+            store(s + i * lds + j, e);
+            x[i] += e;
+        }
+    }
+    vf total = fold_sum(x);
+    store(most, now);
+    store(shrink, factor);
+    store(sum, load(sum) * factor + total);
+    store(mass, load(mass) * factor + (counted ? total : (vf){0}));
+}
+
+static void soften(float *s, size_t lds, size_t m, size_t n, bool counted, float *most, float *sum,
+                   float *mass, float *shrink) {
+    for (size_t r = 0; r < m; r += LANES) {
+        size_t rows = m - r < LANES ? m - r : LANES;
+        soften_rows(s + r * lds, lds, rows, n, counted, most + r, sum + r, mass + r, shrink + r);
+    }
 }
 
 static void row_scale(float *x, size_t n, float factor) {
@@ -524,6 +602,7 @@ const cpu_kernels *KERNELS_TABLE(void) {
         .rotate = row_rotate,
         .rms_norm = row_rms_norm,
         .gated = {gated_silu, gated_gelu},
+        .soften = soften,
     };
     return KERNELS_SUPPORTED ? &table : NULL;
 }
