@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class Stats:
     """What one answer cost the receiver, by itself.
 
-    Tokens, FLOPs and bytes are those of this answer whatever else was in its batch. Seconds are
-    wall time that it waited for, work for the rest of its batch included: never to be summed.
+    Tokens, FLOPs and bytes are those of this answer whatever else was in its batch, but for what
+    several questions begin with alike, which the first of them has on its account. Seconds are wall
+    time that it waited for, work for the rest of its batch included: never to be summed.
 
     Attributes
     ----------
@@ -37,8 +38,12 @@ class Stats:
         Tokens of the receiver's prompt.
     generated_tokens : int
         Tokens of the answer, a stop id included.
+    shared_tokens : int
+        First tokens of the prompt that ran once for several questions of the call; they are on the
+        account of the first of these.
     forwarded_tokens : int
-        Tokens that the receiver ran: the prompt, and the answer but for its last token.
+        Tokens that ran for this answer: the prompt without those, and the answer but for its last
+        token.
     cut_tokens : int
         Tokens that the senders' prompts lost.
     prefill, decode : Work
@@ -63,6 +68,7 @@ class Stats:
     context_tokens: int
     receiver_tokens: int
     generated_tokens: int
+    shared_tokens: int
     forwarded_tokens: int
     cut_tokens: int
     prefill: Work | None
@@ -87,17 +93,19 @@ class Reading:
 
     Attributes
     ----------
-    tokens : int
-        Of the prompt.
+    tokens, shared_tokens : int
+        Of the prompt; the first of them that ran once for several contexts of the call and are on
+        the account of another.
     layers : int
         The first so many of the model's layers ran.
     work : Work
-        FLOPs of this context alone.
+        FLOPs, without those of shared tokens.
     seconds : float
         Wall time of the batch that it was read in: not to be summed.
     """
 
     tokens: int
+    shared_tokens: int
     layers: int
     work: Work
     seconds: float
@@ -108,12 +116,14 @@ class Prompt:
     """A receiver's prompt, as its account needs it.
 
     n: tokens. given: per receiver layer the keys given. given_bytes: of these keys and values.
-    work: of running it. packets: what it was asked about. seconds: of the handover.
+    n_shared: first tokens that another prompt's account has. work: of running the rest. packets:
+    what it was asked about. seconds: of the handover.
     """
 
     n: int
     given: Sequence[Runs]
     given_bytes: int
+    n_shared: int = 0
     work: Work | None = None
     packets: tuple[Packet, ...] = ()
     seconds: float = 0.0
@@ -131,18 +141,19 @@ def stats(model: "Model", prompt: Prompt, found: "Generation") -> Stats:
     """The account of an answer."""
     ran = found.joined_seconds is not None
     n_new = len(found.ids)
-    n_run = prompt.n + max(n_new - 1, 0) if ran else 0
+    n_held = prompt.n + max(n_new - 1, 0) if ran else 0
     first = found.first_token_seconds
     return Stats(
         context_tokens=sum(packet.context_len for packet in prompt.packets),
         receiver_tokens=prompt.n,
         generated_tokens=n_new,
-        forwarded_tokens=n_run,
+        shared_tokens=prompt.n_shared,
+        forwarded_tokens=n_held - prompt.n_shared if ran else 0,
         cut_tokens=sum(packet.cut_tokens for packet in prompt.packets),
         prefill=prompt.work if ran else Work(),
         decode=cost.write(Shape.of(model), n_new, prompt.n, prompt.given),
         message_bytes=sum(packet.nbytes for packet in prompt.packets),
-        kv_bytes=prompt.given_bytes + n_run * model.memory["kv_per_token"],
+        kv_bytes=prompt.given_bytes + n_held * model.memory["kv_per_token"],
         handover_seconds=prompt.seconds,
         prefill_seconds=None if first is None else first - found.joined_seconds,
         decode_seconds=0.0 if first is None else found.total_seconds - first,

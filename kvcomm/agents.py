@@ -254,7 +254,8 @@ class Receiver(Counted):
 
         An answer that has ended makes room at once: the next question is prefilled beside the
         tokens of those that are being decoded. Only these hold K and V of their own; packets are
-        shared. Answers are those of `answer` for each question alone, bit for bit.
+        shared, and what questions about the same packets begin with alike (a chat template's head)
+        runs once. Answers are those of `answer` for each question alone, bit for bit.
 
         Parameters
         ----------

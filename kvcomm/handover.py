@@ -9,7 +9,7 @@ sessions hold references to the senders' own memory.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcomm import cost, prompts
+from kvcomm import prompts
 from kvcomm._core import KV, Session, Workspace
 from kvcomm.account import Prompt
+from kvcomm.beginning import Beginning, account, beginnings
 from kvcomm.cost import Runs
 from kvcomm.errors import MismatchError, UnsupportedError
 from kvcomm.generate import Decoding, Rules, Start
@@ -239,11 +240,29 @@ class Call:
     def sessions(self) -> list[Session]:
         return [self._open(number) for number in range(len(self.turns))]
 
+    @cached_property
+    def _beginnings(self) -> list[Beginning | None]:
+        """What questions about the same packets begin with alike, unless they look ahead."""
+        groups = [
+            None if slack else id(given)
+            for given, slack in zip(self.given, self.slack, strict=True)
+        ]
+        return beginnings(self.workspace, [turn.ids for turn in self.turns], groups, self._open)
+
     def _open(self, number: int) -> Session:
         began = time.perf_counter()
         session = self.given[number].open(self.model)
         self._seconds[number] += time.perf_counter() - began
         return session
+
+    def _begun(self, number: int) -> tuple[Session, NDArray[np.int32]]:
+        """A session behind what its question shares with others, and the rest of its ids."""
+        session, ids = self._open(number), self.turns[number].ids
+        beginning = self._beginnings[number]
+        if beginning is None:
+            return session, ids
+        beginning.begin(session, len(ids))
+        return session, ids[beginning.n :]
 
     def _stop_ids(self, turn: Turn) -> frozenset[int]:
         """EOS ids of the generation config; the published kvcomm knows config.json's only."""
@@ -262,17 +281,16 @@ class Call:
     def prefill(self) -> Prefilled:
         """Run the questions, up to the logits of the next tokens."""
         logits = np.empty((0, self.model.vocab_size), np.float32)
-        if self.turns:
+        begun = [self._begun(number) for number in range(len(self.turns))]
+        sessions = [session for session, _ in begun]
+        if begun:
             logits, _ = self.workspace.forward(
-                self.sessions,
-                [turn.ids for turn in self.turns],
-                output="logits",
-                slack=self.slack,
+                sessions, [ids for _, ids in begun], output="logits", slack=self.slack
             )
         return Prefilled(
             self.receiver,
             self.workspace,
-            self.sessions,
+            sessions,
             logits,
             stop_ids=[self._stop_ids(turn) for turn in self.turns],
             prompts=self._prompts(),
@@ -281,18 +299,19 @@ class Call:
 
     def decode(self, rules: Rules, batch_size: int | None = None) -> Decoding:
         """The loop that runs the questions and decodes their answers; sessions are its own."""
-        starts = (
-            Start(self._open(number), self._stop_ids(turn), turn.ids, self.slack[number])
-            for number, turn in enumerate(self.turns)
-        )
         return Decoding(
             self.workspace,
-            starts,
+            self._starts(rules.max_new_tokens > 0),
             rules,
             self.model,
             batch_size=batch_size,
             started=self._started,
         )
+
+    def _starts(self, run: bool) -> Iterator[Start]:
+        for number, turn in enumerate(self.turns):
+            session, ids = self._begun(number) if run else (self._open(number), turn.ids)
+            yield Start(session, self._stop_ids(turn), ids, self.slack[number])
 
     def answers(self, decoding: Decoding) -> list[Answer]:
         """What a loop of `decode` that has ended has found."""
@@ -301,20 +320,23 @@ class Call:
 
     def _prompts(self) -> list[Prompt]:
         """The account of the prompts."""
-        shape = Shape.of(self.model)
-        return [
-            Prompt(
-                len(turn),
-                given.runs,
-                0 if given.kv is None else given.kv.nbytes,
-                cost.forward(shape, len(turn), given=given.runs, n_out=1, head=True, slack=slack),
-                turn.packets,
-                seconds,
-            )
-            for turn, given, slack, seconds in zip(
-                self.turns, self.given, self.slack, self._seconds, strict=True
-            )
-        ]
+        return [self._prompt(number) for number in range(len(self.turns))]
+
+    def _prompt(self, number: int) -> Prompt:
+        turn, given, slack = self.turns[number], self.given[number], self.slack[number]
+        shape, shared = Shape.of(self.model), self._beginnings[number]
+        work, n_shared = account(
+            shape, len(turn), shared, number, given=given.runs, n_out=1, head=True, slack=slack
+        )
+        return Prompt(
+            len(turn),
+            given.runs,
+            0 if given.kv is None else given.kv.nbytes,
+            n_shared,
+            work,
+            turn.packets,
+            self._seconds[number],
+        )
 
     def shaped(self, results: list[Any]) -> Any:
         """One result for one question, a list for a list."""

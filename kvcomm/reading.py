@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvcomm import cost, prompts
 from kvcomm._core import Session, Workspace
 from kvcomm.account import Reading
+from kvcomm.beginning import Beginning, account, beginnings
 from kvcomm.handover import new_session
 from kvcomm.packet import Packet, Preset, whole_layers
 from kvcomm.shapes import Shape
@@ -53,13 +54,15 @@ def read(
     # In preset reference the first token is wanted of the layers above, too. It sees itself only:
     # alone it has the states that it has in the context.
     alone = preset == "reference" and top < n_layers
-    sessions = _run(sender, batch, top, alone) if batch else []
+    sessions, shared = _run(sender, batch, top, alone) if batch else ([], [])
     seconds = time.perf_counter() - started
     shape = Shape.of(model)
     first = cost.forward(shape, int(alone), layers=(0, top), n_out=1)
     first += cost.forward(shape, int(alone), layers=(top, n_layers))
-    return [
-        Packet(
+    packets = []
+    for number, (session, full, ids) in enumerate(zip(sessions, contexts, batch, strict=True)):
+        work, n_shared = account(shape, len(ids), shared[number], number, layers=(0, top))
+        packet = Packet(
             kv=session.freeze(),
             layers=tuple(range(n_layers)),
             context_len=len(ids),
@@ -67,24 +70,33 @@ def read(
             cut_tokens=len(full) - len(ids),
             preset=preset,
             origin=sender.origin,
-            stats=Reading(
-                len(ids), top, cost.forward(shape, len(ids), layers=(0, top)) + first, seconds
-            ),
-        ).select(layers)
-        for session, full, ids in zip(sessions, contexts, batch, strict=True)
-    ]
+            stats=Reading(len(ids), n_shared, top, work + first, seconds),
+        )
+        packets.append(packet.select(layers))
+    return packets
 
 
-def _run(sender: "Sender", batch: Sequence[Ids], top: int, alone: bool) -> list[Session]:
-    """Sessions that hold the prompts in the layers below `top`; alone: the first tokens above."""
+def _run(
+    sender: "Sender", batch: Sequence[Ids], top: int, alone: bool
+) -> tuple[list[Session], list[Beginning | None]]:
+    """Sessions that hold the prompts in the layers below `top`, and what they share; alone: the
+    first tokens go on above."""
     model = sender.model
     sessions = [new_session(model) for _ in batch]
     if top == 0:
         for session, ids in zip(sessions, batch, strict=True):
             session.set_position(len(ids))
-        return sessions
+        return sessions, [None] * len(batch)
     workspace = Workspace(model.core)
-    workspace.forward(sessions, batch, layers=(0, top))
+    shared = beginnings(
+        workspace, batch, [0] * len(batch), lambda number: new_session(model), (0, top)
+    )
+    rest = []
+    for session, ids, one in zip(sessions, batch, shared, strict=True):
+        if one is not None:
+            one.begin(session, len(ids))
+        rest.append(ids[session.lengths[0] :])
+    workspace.forward(sessions, rest, layers=(0, top))
     if alone:
         states, _ = workspace.forward(
             [new_session(model) for _ in batch],
@@ -94,4 +106,4 @@ def _run(sender: "Sender", batch: Sequence[Ids], top: int, alone: bool) -> list[
         )
         workspace.forward(sessions, [row[None] for row in states], layers=(top, model.n_layers))
     sender.count(workspace)
-    return sessions
+    return sessions, shared

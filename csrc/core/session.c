@@ -302,6 +302,91 @@ kvc_status kvc_session_freeze(kvc_session *session, kvc_kv **kv, kvc_error *err)
     return KVC_OK;
 }
 
+/* ---- going on from another session's tail ---- */
+
+static kvc_status check_tail(const kvc_session *s, const kvc_kv *tail, kvc_error *err) {
+    TRY(check_fresh(s, "resume", err));
+    TRY(check_kv(s, tail, NULL, err));
+    if (tail->dtype != s->kv_dtype) {
+        return kvc_fail(err, KVC_ERROR_MISMATCH, "the KV is %s, the session %s",
+                        kvc_dtype_name(tail->dtype), kvc_dtype_name(s->kv_dtype));
+    }
+    for (int l = 0; l < tail->n_layers; l++) {
+        int64_t position = s->start_position + kvc_session_layer_shift(s, l);
+        for (size_t i = 0; i < tail->layers[l].n; i++) {
+            const kvc_part *part = &tail->layers[l].part[i];
+            int64_t at = part->segment->position + (int64_t)part->start + part->offset;
+            if (at != position) {
+                return kvc_fail(err, KVC_ERROR_MISMATCH,
+                                "layer %d of the KV goes on at position %lld, the session at %lld",
+                                l, (long long)at, (long long)position);
+            }
+            position += (int64_t)part->n;
+        }
+    }
+    return KVC_OK;
+}
+
+/* Copies one part to the end of a layer's tail, which has room; bytes: scratch for all its keys of
+ * a head. */
+static kvc_status copy_part(kvc_session *s, kvc_stream *stream, int layer, const kvc_part *part,
+                            void *bytes, kvc_error *err) {
+    const kvc_backend *be = s->model->device->backend;
+    const kvc_segment *from = part->segment;
+    size_t token = (size_t)s->model->config.head_dim * kvc_dtype_bytes(s->kv_dtype);
+    size_t element = kvc_dtype_bytes(s->kv_dtype);
+    for (size_t done = 0; done < part->n;) {
+        kvc_append to = kvc_session_append(s, layer, part->n - done);
+        const kvc_mem sources[2] = {{from->buffer, 0}, {from->buffer, from->v_at}};
+        const kvc_mem targets[2] = {to.k, to.v};
+        for (int i = 0; i < 2 * s->model->config.n_kv_heads; i++) {
+            size_t head = (size_t)i / 2;
+            kvc_mem source = kvc_mem_at(sources[i % 2], head * from->head_stride * element +
+                                                            (part->start + done) * token);
+            kvc_mem target =
+                kvc_mem_at(targets[i % 2], head * to.head_stride * element + to.at * token);
+            TRY(be->download(stream, bytes, source, to.n * token, err));
+            TRY(be->upload(stream, target, bytes, to.n * token, err));
+        }
+        done += to.n;
+    }
+    return KVC_OK;
+}
+
+static kvc_status copy_tail(kvc_session *s, const kvc_kv *tail, size_t longest, kvc_error *err) {
+    kvc_backend *be = s->model->device->backend;
+    size_t token = (size_t)s->model->config.head_dim * kvc_dtype_bytes(s->kv_dtype);
+    void *bytes = NULL;
+    kvc_stream *stream = NULL;
+    kvc_status status = kvc_host_alloc(&bytes, longest, token, "a session", err);
+    if (!status) status = be->stream_open(be, &stream, NULL, NULL, err);
+    for (int l = 0; l < tail->n_layers && !status; l++) {
+        status = kvc_session_make_room(s, l, l + 1, kvc_kv_length(tail, l), err);
+        for (size_t i = 0; i < tail->layers[l].n && !status; i++) {
+            status = copy_part(s, stream, l, &tail->layers[l].part[i], bytes, err);
+        }
+    }
+    be->stream_close(stream);
+    free(bytes);
+    return status;
+}
+
+kvc_status kvc_session_resume(kvc_session *session, const kvc_kv *tail, kvc_error *err) {
+    TRY(check_tail(session, tail, err));
+    int n_layers = session->model->config.n_layers;
+    size_t longest = 0;
+    for (int l = 0; l < n_layers; l++) {
+        if (kvc_kv_length(tail, l) > longest) longest = kvc_kv_length(tail, l);
+    }
+    kvc_mark *marks = NULL;
+    TRY(kvc_host_alloc(&marks, (size_t)n_layers, sizeof *marks, "a session", err));
+    kvc_session_mark(session, marks);
+    kvc_status status = copy_tail(session, tail, longest, err);
+    if (status) kvc_session_rewind(session, marks);
+    free(marks);
+    return status;
+}
+
 size_t kvc_session_given(const kvc_session *session, int layer) {
     return session->tracks[layer].given_len;
 }

@@ -261,6 +261,12 @@ void kvc_session_truncate(kvc_session *session, size_t n);
 /* The session's own tail as a message (what it was given is not in it). The session keeps what
  * it has and goes on; blocks are shared, later tokens go to new ones. */
 kvc_status kvc_session_freeze(kvc_session *session, kvc_kv **kv, kvc_error *err);
+/* Begins a session where another one stood that had run the same tokens: copies that one's frozen
+ * tail, so that what follows has the bits it has behind tokens of its own. For prompts that begin
+ * alike, after give and set_shift and before the first token; reserve room for the whole prompt
+ * first, or the tail's blocks end where the copy does. Refuses another geometry, device, dtype, and
+ * a tail at other positions than the session's. */
+kvc_status kvc_session_resume(kvc_session *session, const kvc_kv *tail, kvc_error *err);
 size_t kvc_session_given(const kvc_session *session, int layer);  /* tokens given in a layer */
 size_t kvc_session_length(const kvc_session *session, int layer); /* own tokens in a layer */
 int64_t kvc_session_next_position(const kvc_session *session);

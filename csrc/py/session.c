@@ -129,6 +129,18 @@ static PyObject *session_freeze(PyObject *self, PyObject *unused) {
     return py_kv_wrap(py_state_of(self), kv, kvc_device_name(kvc_model_device(model)));
 }
 
+static PyObject *session_resume(PyObject *self, PyObject *tail) {
+    py_state *state = py_state_of(self);
+    if (Py_TYPE(tail) != state->kv_type) {
+        py_wrong_type("tail", "a KV", tail);
+        return NULL;
+    }
+    kvc_session *session = idle(self);
+    if (!session) return NULL;
+    kvc_error err;
+    return finish(self, kvc_session_resume(session, ((py_kv *)tail)->kv, &err), &err);
+}
+
 static PyObject *per_layer(PyObject *self, size_t (*count)(const kvc_session *, int)) {
     kvc_session *session = idle(self);
     PyObject *list = session ? PyList_New(n_layers(self)) : NULL;
@@ -167,6 +179,8 @@ static PyMethodDef methods[] = {
     {"truncate", session_truncate, METH_O,
      "truncate(n)\n--\n\nForget own tokens beyond the first n."},
     {"freeze", session_freeze, METH_NOARGS, "freeze()\n--\n\nThe own tokens as a message."},
+    {"resume", session_resume, METH_O,
+     "resume(tail)\n--\n\nBegin with a copy of another session's own tokens."},
     {0}};
 
 static PyGetSetDef getset[] = {

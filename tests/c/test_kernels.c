@@ -375,13 +375,8 @@ static void angles(void) {
     }
 }
 
-const test kernel_tests[] = {{"products", products},
-                             {"mixtures", mixtures},
-                             {"transposing", transposing},
-                             {"conversions", conversions},
-                             {"narrowing", narrowing},
-                             {"exponentials", exponentials},
-                             {"softening", softening},
-                             {"rows", rows},
-                             {"angles", angles},
-                             {NULL, NULL}};
+const test kernel_tests[] = {{"products", products},       {"mixtures", mixtures},
+                             {"transposing", transposing}, {"conversions", conversions},
+                             {"narrowing", narrowing},     {"exponentials", exponentials},
+                             {"softening", softening},     {"rows", rows},
+                             {"angles", angles},           {NULL, NULL}};

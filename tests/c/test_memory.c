@@ -21,7 +21,7 @@ static kvc_status load(kvc_error *error) {
 static kvc_status exchange_with(kvc_model *model, kvc_error *error) {
     static const uint8_t keep[TINY_LAYERS] = {1, 0, 1, 1}, windowed[TINY_LAYERS] = {1, 0, 1, 0};
     kvc_workspace *ws = NULL;
-    kvc_session *sender = NULL, *receiver = NULL;
+    kvc_session *sender = NULL, *receiver = NULL, *second = NULL;
     kvc_kv *kv = NULL, *part = NULL, *joined = NULL, *trimmed = NULL;
     int32_t ids[N];
     float logits[TINY_VOCAB];
@@ -32,6 +32,8 @@ static kvc_status exchange_with(kvc_model *model, kvc_error *error) {
     if (!status) status = kvc_session_reserve(sender, 4, error);
     if (!status) status = tiny_run(ws, sender, ids, N, NULL, error);
     if (!status) status = kvc_session_freeze(sender, &kv, error);
+    if (!status) status = kvc_session_create(&second, model, KVC_BF16, error);
+    if (!status) status = kvc_session_resume(second, kv, error);
     if (!status) status = kvc_kv_select(&part, kv, keep, true, error);
     const kvc_kv *two[2] = {kv, part};
     if (!status) status = kvc_kv_concat(&joined, two, 2, true, keep, error);
@@ -42,6 +44,7 @@ static kvc_status exchange_with(kvc_model *model, kvc_error *error) {
     kvc_kv_free(joined);
     kvc_kv_free(part);
     kvc_kv_free(kv);
+    kvc_session_free(second);
     kvc_session_free(receiver);
     kvc_session_free(sender);
     kvc_workspace_free(ws);

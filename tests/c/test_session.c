@@ -99,6 +99,39 @@ static void reserving(void) {
     clear_stage(&s);
 }
 
+/* A session that goes on from another's tail has the bits of one that ran all of it; a tail at
+ * another position leaves it as it was. */
+static void resuming(void) {
+    kvc_error error = {0};
+    stage s = set_stage();
+    REQUIRE(s.session);
+    enum { ALL = 150, FIRST = 70 };
+    int32_t ids[ALL];
+    float wanted[TINY_VOCAB], found[TINY_VOCAB];
+    tiny_ids(ids, ALL, 1);
+    kvc_session *first = NULL, *resumed = NULL;
+    kvc_kv *tail = NULL;
+    GOOD(kvc_session_create(&first, s.model, KVC_F32, &error));
+    GOOD(kvc_session_create(&resumed, s.model, KVC_F32, &error));
+    GOOD(tiny_run(s.ws, s.session, ids, ALL, wanted, &error));
+    GOOD(tiny_run(s.ws, first, ids, FIRST, NULL, &error));
+    GOOD(kvc_session_freeze(first, &tail, &error));
+    GOOD(kvc_session_set_position(resumed, 1, &error));
+    FAILS(kvc_session_resume(resumed, tail, &error), KVC_ERROR_MISMATCH, "position 0");
+    CHECK(kvc_session_length(resumed, 0) == 0);
+    GOOD(kvc_session_set_position(resumed, 0, &error));
+    GOOD(kvc_session_reserve(resumed, ALL, &error));
+    GOOD(kvc_session_resume(resumed, tail, &error));
+    CHECK(kvc_session_length(resumed, TINY_LAYERS - 1) == FIRST);
+    FAILS(kvc_session_resume(resumed, tail, &error), KVC_ERROR_VALUE, "tokens of its own");
+    GOOD(tiny_run(s.ws, resumed, ids + FIRST, ALL - FIRST, found, &error));
+    CHECK(memcmp(found, wanted, sizeof wanted) == 0);
+    kvc_kv_free(tail);
+    kvc_session_free(resumed);
+    kvc_session_free(first);
+    clear_stage(&s);
+}
+
 /* Positions that would overflow or fall below 0 are refused where they are given. */
 static void positions(void) {
     kvc_error error = {0};
@@ -140,6 +173,10 @@ static void nan_key(void) {
     clear_stage(&s);
 }
 
-const test session_tests[] = {{"frozen twice", frozen_twice}, {"stopped call", stopped_call},
-                              {"reserving", reserving},       {"positions", positions},
-                              {"NaN key", nan_key},           {NULL, NULL}};
+const test session_tests[] = {{"frozen twice", frozen_twice},
+                              {"stopped call", stopped_call},
+                              {"reserving", reserving},
+                              {"resuming", resuming},
+                              {"positions", positions},
+                              {"NaN key", nan_key},
+                              {NULL, NULL}};
