@@ -3,7 +3,8 @@
  *   device.c   reference-counted devices
  *   model.c    weights by name into the backend's matrices
  *   rope.c     inverse frequencies and angles
- *   kv.c       segments and messages: sharing, selecting, trimming, concatenating
+ *   segment.c  blocks of K and V, and buffers that wait to be used again
+ *   kv.c       messages: sharing, selecting, trimming, concatenating
  *   session.c  one timeline: given parts, own tail
  *   embedding.c tokens as vectors: embedded, mixed, found again
  *   forward.c  the one forward pass, for every family; batch.c and workspace.c around it
@@ -26,7 +27,7 @@
         if (try_status_) return try_status_;                                                       \
     } while (0)
 
-/* Released segments, kept for the buffers behind them; see kv.c. */
+/* Released segments, kept for the buffers behind them; see segment.c. */
 typedef struct kvc_spares {
     struct kvc_segment *first, *last; /* linked by `next`, oldest first */
     size_t bytes;

@@ -117,33 +117,38 @@ static void outputs_agree(void) {
     kvc_model_free(model);
 }
 
-/* A token that comes alone has the bits that it has among all: a prompt of N against its first
- * N - 2 tokens and two steps, in blocks of the same room. N crosses tiles of keys and of queries. */
+/* A token that comes alone has the bits that it has among all: a prompt of n tokens on one thread
+ * against its first n - 2 tokens and two steps on three, in blocks of the same room. The lengths
+ * cross tiles of keys and of queries, and the last one whatever else long contexts are cut into. */
 static void check_steps(tiny_kind kind, kvc_dtype kv_dtype) {
-    enum { N = 150 };
+    enum { N = 1300 };
+    static const size_t some[] = {3, 64, 65, 100, 128, 149, N};
     kvc_error error = {0};
     kvc_model *model = tiny_model(kind, KVC_F32, 11, &error);
     kvc_workspace *ws = NULL;
     REQUIRE(model);
-    GOOD(kvc_workspace_create(&ws, model, NULL, NULL, &error));
-    int32_t ids[N];
-    static float whole[TINY_VOCAB], stepped[TINY_VOCAB];
+    static int32_t ids[N];
+    float whole[TINY_VOCAB], stepped[TINY_VOCAB];
     tiny_ids(ids, N, 5);
-    for (size_t at = 100; at < N; at += 7) {
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
         kvc_session *one = NULL, *many = NULL;
         GOOD(kvc_session_create(&one, model, kv_dtype, &error));
         GOOD(kvc_session_create(&many, model, kv_dtype, &error));
         GOOD(kvc_session_reserve(one, N, &error));
         GOOD(kvc_session_reserve(many, N, &error));
-        GOOD(tiny_run(ws, one, ids, at, whole, &error));
-        GOOD(tiny_run(ws, many, ids, at - 2, NULL, &error));
-        GOOD(tiny_run(ws, many, ids + at - 2, 1, NULL, &error));
-        GOOD(tiny_run(ws, many, ids + at - 1, 1, stepped, &error));
+        GOOD(kvc_set_num_threads(1, &error));
+        GOOD(kvc_workspace_create(&ws, model, NULL, NULL, &error));
+        GOOD(tiny_run(ws, one, ids, some[i], whole, &error));
+        GOOD(kvc_set_num_threads(3, &error));
+        GOOD(tiny_run(ws, many, ids, some[i] - 2, NULL, &error));
+        GOOD(tiny_run(ws, many, ids + some[i] - 2, 1, NULL, &error));
+        GOOD(tiny_run(ws, many, ids + some[i] - 1, 1, stepped, &error));
         CHECK(memcmp(whole, stepped, sizeof whole) == 0);
+        kvc_workspace_free(ws);
         kvc_session_free(one);
         kvc_session_free(many);
     }
-    kvc_workspace_free(ws);
+    GOOD(kvc_set_num_threads(0, &error));
     kvc_model_free(model);
 }
 

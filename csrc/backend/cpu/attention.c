@@ -18,6 +18,7 @@
 enum {
     KEYS = 64,        /* of a tile */
     QUERY_ROWS = 192, /* of a task, the group's heads counted: K and V are read once per task */
+    WIDEN_ROWS = 24,  /* from here on values are widened once, not once per tile of rows */
     LINE = 64,        /* bytes of a cache line */
     PAGE = 4096
 };
@@ -211,20 +212,23 @@ static void soften(task *t, size_t n, size_t counted_from) {
     }
 }
 
+/* acc += p v. Values of 16 bits are widened on the way when few rows want them, else once. */
 static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
     const cpu_kernels *kernels = t->job->s->kernels;
-    size_t dim = (size_t)t->job->a->head_dim, width = t->job->width;
-    const float *values = (const float *)v;
-    if (span->dtype != KVC_F32 || width != dim) {
-        values = t->values;
+    size_t dim = (size_t)t->job->a->head_dim, width = t->job->width, rows = t->end - t->row;
+    kvc_dtype dtype = span->dtype;
+    const void *values = v;
+    if (width != dim || (dtype != KVC_F32 && rows >= WIDEN_ROWS)) {
         for (size_t j = 0; j < n; j++) {
             float *to = t->values + j * width;
-            kernels->to_f32[span->dtype](to, v + j * dim * kvc_dtype_bytes(span->dtype), dim);
+            kernels->to_f32[dtype](to, v + j * dim * kvc_dtype_bytes(dtype), dim);
             memset(to + dim, 0, (width - dim) * sizeof(float));
         }
+        values = t->values;
+        dtype = KVC_F32;
     }
-    kernels->gemm[KVC_F32](t->acc + t->row * width, width, t->scores + t->row * KEYS, KEYS, values,
-                           width, KVC_PANEL, t->end - t->row, width / KVC_PANEL, n, true);
+    kernels->gemm[dtype](t->acc + t->row * width, width, t->scores + t->row * KEYS, KEYS, values,
+                         width, KVC_PANEL, rows, width / KVC_PANEL, n, true);
 }
 
 /* Scores of n keys, which are turned into panels first, depth-major like a weight matrix. */
