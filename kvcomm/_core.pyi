@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DType = Literal["f32", "f16", "bf16"]
+MatrixDType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"]
 Preset = Literal["paper", "reference"]
 
 __version__: str
@@ -36,9 +37,13 @@ class Model:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], *, device: str = "cpu", dtype: DType = "f32"
+        self,
+        config: Mapping[str, Any],
+        *,
+        device: str = "cpu",
+        dtype: MatrixDType | Sequence[MatrixDType] = "f32",
     ) -> None: ...
-    def set(self, weight: str, layer: int, array: NDArray[Any], dtype: DType) -> None:
+    def set(self, weight: str, layer: int, array: NDArray[Any], dtype: MatrixDType) -> None:
         """Copy one tensor in (layer is 0 for embed, head, final_norm).
 
         weight: "embed", "head", "final_norm", "attn_norm", "q", "k", "v", "o", "q_bias", "k_bias",

@@ -18,7 +18,7 @@ import numpy as np
 from kvcomm.config import Config
 from kvcomm.errors import FormatError, MismatchError, UnsupportedError
 from kvcomm.fields import shown
-from kvcomm.weights import FLOATS, Tensor, Weights
+from kvcomm.weights import TYPES, Tensor, Weights
 
 #: Where the decoder may stand in a checkpoint, and where its head.
 _PREFIXES = (
@@ -113,7 +113,8 @@ def match(weights: Weights, config: Config) -> Plan:
         A tensor has another shape than the configuration says, or the layers hold tensors that
         the configuration has no place for.
     UnsupportedError
-        The checkpoint is quantised, or a tensor is not F32, F16 or BF16.
+        The checkpoint is quantised by others than `kvcomm convert`, or a tensor is not F32, F16,
+        BF16 or blocks.
     """
     where = shown(weights.folder)
     _refuse_quantised(weights, where)
@@ -182,7 +183,7 @@ def _refuse_quantised(weights: Weights, where: str) -> None:
         if named or tensor.dtype.startswith("F8_"):
             raise UnsupportedError(
                 f"{where}: quantised checkpoint not supported: {name} ({tensor.dtype});"
-                f" supported: {', '.join(FLOATS)}"
+                f" supported: {', '.join(TYPES)}"
             )
 
 
@@ -207,9 +208,9 @@ def _missing_message(missing: list[str], unknown: set[str], where: str) -> str:
 
 def _same(weights: Weights, head: str, embed: str) -> bool:
     a, b = weights.tensors[head], weights.tensors[embed]
-    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATS:
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in TYPES:
         return False
-    bits = f"<u{FLOATS[a.dtype][1].itemsize}"  # as bits: NaN is found later, with its name
+    bits = f"<u{weights.array(head).itemsize}"  # as bits: NaN is found later, with its name
     return np.array_equal(weights.array(head).view(bits), weights.array(embed).view(bits))
 
 
@@ -223,8 +224,8 @@ def _check_tensor(tensor: Tensor, shape: tuple[int, ...], core: dict[str, Any]) 
         raise MismatchError(
             f"{where}: shape {list(tensor.shape)}, expected {list(shape)} by config.json ({heads})"
         )
-    if tensor.dtype not in FLOATS:
-        raise UnsupportedError(f"{where}: {tensor.dtype}; supported: {', '.join(FLOATS)}")
+    if tensor.dtype not in TYPES:
+        raise UnsupportedError(f"{where}: {tensor.dtype}; supported: {', '.join(TYPES)}")
 
 
 def _check_unused(tensor: Tensor, prefix: str, config: Config) -> None:

@@ -1,79 +1,133 @@
-"""GGUF files made into Hugging Face folders.
+"""GGUF files made into Hugging Face folders, and such folders into others of another type.
 
 Owns: reading a GGUF file, and writing the folder (config.json, model.safetensors,
 tokenizer.json, tokenizer_config.json, generation_config.json, kvcomm.json), once, into a cache
-if asked. Undoing the quantisation belongs to the `gguf` library, the layout of the tensor file
-to `safetensors`, what becomes of a configuration and its tensors to gguf_families.py, the tokenizer
-to gguf_vocabulary.py.
+if asked. Quantisation and undoing it belong to the `gguf` library, the layout of the tensor file
+to `safetensors`, what becomes of a configuration and its tensors to gguf_families.py, the type of
+each tensor to gguf_blocks.py, the tokenizer to gguf_vocabulary.py.
 
 Everything is checked before anything is written; the folder is written aside and renamed.
-Tensors pass one at a time through a scratch file, so memory need hold no more than one in f32.
+Tensors pass a few at a time through a scratch file, so memory need hold no more than those that a
+layer fuses, in f32.
 """
 
+import contextlib
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvcomm import gguf_families
+from kvcomm import gguf_blocks, gguf_families
+from kvcomm.checkpoint import match
+from kvcomm.config import read_config
 from kvcomm.errors import FormatError, NumericError, UnsupportedError
 from kvcomm.fields import AnyPath, check_pointer, shown
-from kvcomm.gguf_families import Tensor, dequantize
+from kvcomm.gguf_blocks import Stored
+from kvcomm.gguf_families import Tensor
 from kvcomm.gguf_vocabulary import rebuild
+from kvcomm.weights import BLOCKS_ENTRY, open_weights
 
 CONVERTER_VERSION = 1
 """Goes into kvcomm.json; raised when the same GGUF file would give another folder."""
 
-DTYPES = ("f32", "f16", "bf16")
+DTYPES = ("f32", "f16", "bf16", "q8_0", "keep")
 
 _TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_COPIED = ("generation_config.json", "tokenizer*", "*.jinja", "special_tokens_map.json")
 
 
-def convert(gguf_path: AnyPath, folder: AnyPath, dtype: str = "f32") -> Path:
-    """Make a Hugging Face folder from a GGUF file.
+def convert(source: AnyPath, folder: AnyPath, dtype: str = "f32") -> Path:
+    """Make a Hugging Face folder from a GGUF file, or from another such folder.
 
     Parameters
     ----------
-    gguf_path
+    source
         The GGUF file: architectures llama (with Mistral and Falcon3), qwen2, qwen3 or gemma3,
-        every tensor type that the `gguf` library de-quantises.
+        every tensor type that the `gguf` library de-quantises. Or a folder.
     folder
         The folder to make. It must not exist, or be empty.
     dtype
-        Type of all tensors written: ``"f32"``, ``"f16"`` or ``"bf16"``. De-quantised values are
-        not all exact in 16 bits; they are rounded to nearest even.
+        Type of the tensors written. ``"f32"``, ``"f16"`` or ``"bf16"``: all of them, values rounded
+        to nearest even. ``"q8_0"``: matrices in blocks of 32 values with one scale, by GGUF's rule;
+        norms and biases in f32. ``"keep"``: what the file has. Floats stay; Q8_0, Q4_0 and Q4_1
+        matrices are carried over byte for byte; Q5_0 becomes q8_0 with the same scales and
+        integers, and so does Q4_0 beside it in one of q, k, v or gate, up, both exact; any other
+        type becomes the smallest of bf16, f16 and f32 that holds every value of the tensor.
 
     Returns
     -------
     Path
-        The folder.
+        The folder. Unless `dtype` is f32, its kvcomm.json says in "types" how many tensors have
+        which type, and in "loss" the rms of what rounding changed, relative to the rms of the
+        values, by kind of tensor.
 
     Raises
     ------
     FormatError
         The file is truncated, damaged, or lacks a field or tensor.
     UnsupportedError
-        An architecture, tensor type, rope scaling, tokenizer or tensor that has no counterpart.
+        An architecture, tensor type, rope scaling, tokenizer or tensor that has no counterpart; a
+        matrix for q8_0 whose rows are not a multiple of 32.
     NumericError
         A tensor holds values that are not finite, or too large for f16.
     ValueError
-        `dtype` is none of the three.
+        `dtype` is none of the five.
     OSError
-        The file cannot be read, or the folder exists or cannot be written.
+        The source cannot be read, or the folder exists or cannot be written.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype: {dtype!r} is none of {', '.join(DTYPES)}")
-    path, target = Path(os.fsdecode(gguf_path)), Path(os.fsdecode(folder))
+    path, target = Path(os.fsdecode(source)), Path(os.fsdecode(folder))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{shown(target)}: exists and is not an empty folder")
+    with contextlib.ExitStack() as held:
+        made = _of_folder(path, dtype, held) if path.is_dir() else _of_gguf(path, dtype)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.parent / f".{target.name}-{uuid.uuid4().hex}"
+        aside.mkdir()
+        try:
+            for name, content in made.files.items():
+                _write(aside / name, content)
+            record = {"source_sha256": made.sha256, "converter_version": CONVERTER_VERSION}
+            record["dtype"] = dtype
+            try:
+                account = _write_tensors(aside, made.tensors)
+            except (NumericError, UnsupportedError) as error:
+                raise type(error)(f"{shown(path)}: {error}") from None
+            if dtype != "f32":
+                record |= account
+            _write(aside / "kvcomm.json", _json(record))
+            _sync(aside)
+            aside.rename(target)
+            _sync(target.parent)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    return target
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What goes into a folder: texts by file name, and tensors one after the other."""
+
+    files: dict[str, str | bytes]
+    tensors: Iterator[Stored]
+    sha256: str
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _of_gguf(path: Path, dtype: str) -> _Made:
     reader = _open(path)
     try:
         fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -84,40 +138,38 @@ def convert(gguf_path: AnyPath, folder: AnyPath, dtype: str = "f32") -> Path:
         family = gguf_families.family_of(fields)
         tokenizer, tokenizer_config = rebuild(fields)
         config = gguf_families.config_of(family, fields, sources)
-        config["dtype"] = config["torch_dtype"] = _TORCH_NAMES[dtype]
+        config["dtype"] = config["torch_dtype"] = _TORCH_NAMES.get(dtype, "float32")
         tensors = gguf_families.tensors_of(family, config, sources)
         _check_tensors(tensors, sources)
         tokenizer_config["model_max_length"] = config["max_position_embeddings"]
-        texts = {
-            "config.json": config,
-            "generation_config.json": gguf_families.generation_config_of(family, fields, config),
-            "tokenizer_config.json": tokenizer_config,
-            "kvcomm.json": {
-                "source_sha256": _sha256(path),
-                "converter_version": CONVERTER_VERSION,
-                "dtype": dtype,
-            },
+        files: dict[str, str | bytes] = {
+            "config.json": _json(config),
+            "generation_config.json": _json(
+                gguf_families.generation_config_of(family, fields, config)
+            ),
+            "tokenizer_config.json": _json(tokenizer_config),
+            "tokenizer.json": tokenizer,
         }
     except (FormatError, UnsupportedError) as error:
         raise type(error)(f"{shown(path)}: {error}") from None
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.parent / f".{target.name}-{uuid.uuid4().hex}"
-    aside.mkdir()
-    try:
-        for name, content in texts.items():
-            _write(aside / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        _write(aside / "tokenizer.json", tokenizer)
-        try:
-            _write_tensors(aside, tensors, sources, dtype)
-        except NumericError as error:
-            raise NumericError(f"{shown(path)}: {error}") from None
-        _sync(aside)
-        aside.rename(target)
-        _sync(target.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    return target
+    stored = gguf_blocks.stored_of_gguf(tensors, sources, dtype)
+    return _Made(files, stored, _sha256(path))
+
+
+def _of_folder(path: Path, dtype: str, held: contextlib.ExitStack) -> _Made:
+    """A folder again, with other types; of its weights only what the configuration wants."""
+    config = read_config(path)
+    weights = held.enter_context(open_weights(path))
+    plan = match(weights, config)
+    raw = dict(config.raw)
+    raw["torch_dtype"] = raw["dtype"] = _TORCH_NAMES.get(dtype, "float32")
+    files: dict[str, str | bytes] = {"config.json": _json(raw)}
+    for pattern in _COPIED:
+        files |= {file.name: file.read_bytes() for file in sorted(path.glob(pattern))}
+    digest = hashlib.sha256()
+    for file in sorted({item.tensor.file for item in plan.items}):
+        digest.update(bytes.fromhex(_sha256(file)))
+    return _Made(files, gguf_blocks.stored_of_folder(weights, plan, dtype), digest.hexdigest())
 
 
 def cache_folder(cache: AnyPath | None = None) -> Path:
@@ -178,8 +230,6 @@ def _open(path: Path) -> Any:
                 raise UnsupportedError(f"tensor {field.name}: type {kind} is unknown")
             return field
 
-    if path.is_dir():
-        raise IsADirectoryError(f"{shown(path)}: is a folder, expected a gguf file")
     check_pointer(path)
     with path.open("rb") as file:
         magic = file.read(4)
@@ -228,69 +278,43 @@ def _check_tensors(tensors: Mapping[str, Tensor], sources: Mapping[str, Any]) ->
             raise UnsupportedError(f"tensor {tensor.source}: type {kind.name} is not supported")
 
 
-def _values(tensor: Tensor, source: Any) -> np.ndarray:
-    """One tensor as the folder holds it, in f32 and dense."""
-    values = dequantize(source).reshape(tensor.shape)
-    if not np.isfinite(values).all():
-        raise NumericError(f"tensor {tensor.source}: holds values that are not finite")
-    if tensor.heads:
-        halves = (tensor.heads, tensor.shape[0] // tensor.heads // 2, 2, -1)
-        values = values.reshape(halves).swapaxes(1, 2).reshape(tensor.shape)
-    if tensor.minus_one:
-        values = values - np.float32(1.0)
-    return np.ascontiguousarray(values, np.float32)
-
-
-def _narrow(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
-    """f32 values in the type to store, rounded to nearest even; bf16 as its bits in uint16."""
-    if dtype == "f32":
-        return values
-    if dtype == "f16":
-        with np.errstate(over="ignore"):
-            narrow = values.astype(np.float16)
-        if not np.isfinite(narrow).all():
-            raise NumericError(
-                f"tensor {name}: {np.abs(values).max():.6g} is too large for f16 (65504)"
-            )
-        return narrow
-    bits = values.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
-
-
-def _write_tensors(
-    folder: Path, tensors: Mapping[str, Tensor], sources: Mapping[str, Any], dtype: str
-) -> None:
+def _write_tensors(folder: Path, tensors: Iterator[Stored]) -> dict[str, Any]:
+    """Write model.safetensors; returns the counts of types and the losses."""
     from safetensors import TensorSpec, serialize_file
 
-    itemsize = 4 if dtype == "f32" else 2
-    sizes = {name: math.prod(tensor.shape) * itemsize for name, tensor in tensors.items()}
+    kept: list[tuple[Stored, int]] = []
     with tempfile.TemporaryFile(dir=folder) as file:
-        file.truncate(sum(sizes.values()))
-        scratch = np.memmap(file, np.uint8, "r+")
-        specs, start = {}, 0
-        for name, tensor in tensors.items():
-            end = start + sizes[name]
-            values = _narrow(_values(tensor, sources[tensor.source]), dtype, tensor.source)
-            scratch[start:end] = values.reshape(-1).view(np.uint8)
-            specs[name] = TensorSpec(
-                dtype=_TORCH_NAMES[dtype],
-                shape=list(tensor.shape),
+        for tensor in tensors:
+            kept.append((replace(tensor, data=tensor.data[:0]), file.tell()))
+            file.write(np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8).data)
+        file.flush()
+        scratch = np.memmap(file, np.uint8, "r")
+        specs = {
+            tensor.name: TensorSpec(
+                dtype=_TORCH_NAMES.get(tensor.kind, "uint8"),
+                shape=list(tensor.stored_shape),
                 data_ptr=scratch[start:].ctypes.data,
-                data_len=sizes[name],
+                data_len=tensor.nbytes,
             )
-            start = end
-        serialize_file(specs, str(folder / "model.safetensors"), {"format": "pt"})
+            for tensor, start in kept
+        }
+        blocks = {t.name: [t.kind, t.shape[1]] for t, _ in kept if t.kind not in _TORCH_NAMES}
+        # One entry only: the library writes several in an order that changes from run to run.
+        entry = json.dumps(blocks, sort_keys=True)
+        metadata = {BLOCKS_ENTRY: entry} if blocks else {"format": "pt"}
+        serialize_file(specs, str(folder / "model.safetensors"), metadata)
     # The library makes the file readable for its owner only.
     shutil.copymode(folder / "config.json", folder / "model.safetensors")
     _sync(folder / "model.safetensors")
+    return gguf_blocks.account([tensor for tensor, _ in kept])
 
 
 # ---- writing ---------------------------------------------------------------------------------
 
 
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+def _write(path: Path, content: str | bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -26,12 +26,14 @@ from kvcomm.errors import MismatchError, NumericError, UnsupportedError
 from kvcomm.fields import AnyPath, check_pointer, shown
 from kvcomm.fingerprint import Files, Fingerprint, of_weights
 from kvcomm.tokenizer import Tokenizer
-from kvcomm.weights import FLOATS, bf16_from_f32, f32_from_bf16, open_weights
+from kvcomm.weights import TYPES, bf16_from_f32, f32_from_bf16, open_weights
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 _DTYPES = ("f32", "f16", "bf16")
+#: Weight of the core -> its place among the matrices of a layer that are held together.
+_GROUPS = {"q": 0, "k": 0, "v": 0, "o": 1, "gate": 2, "up": 2, "down": 3}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 _HUB_LEFT_OUT = ["consolidated*", "original/*", "onnx/*"]
@@ -122,8 +124,9 @@ class Model:
         device
             "cpu", "cuda" or "guard".
         dtype
-            What the matrices are held in: "f32", "f16", "bf16", or "auto" for the stored type
-            (f32 when the file mixes types). Vectors are always f32.
+            What the matrices are held in: "f32", "f16", "bf16", "q8_0" (blocks of 32 with one
+            scale), or "auto" for the stored type of each; those that are held together (q, k and
+            v; gate and up) are in f32 when their types differ. Vectors are always f32.
         kv_dtype
             Default element type of K and V: "f32", "f16" or "bf16".
         cache
@@ -142,15 +145,15 @@ class Model:
         DeviceError
             The device is not there.
         """
-        _check_choice("dtype", dtype, ("auto", *_DTYPES))
+        _check_choice("dtype", dtype, ("auto", *_DTYPES, "q8_0"))
         _check_choice("kv_dtype", kv_dtype, _DTYPES)
         folder, name = _find(path_or_name, cache, progress)
         config = read_config(folder)
         with open_weights(folder) as weights:
             plan = match(weights, config)
         files = Files(dict.fromkeys(item.tensor.file for item in plan.items))
-        dtype = _stored_dtype(plan) if dtype == "auto" else dtype
-        core = _core.Model(_core_config(config, plan, dtype), device=device, dtype=dtype)
+        dtypes = _matrix_dtypes(plan, config, dtype)
+        core = _core.Model(_core_config(config, plan, dtypes[0]), device=device, dtype=dtypes)
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(_read_tokenizer, folder, config)
             _fill(core, files, plan, name if progress else None)
@@ -329,22 +332,33 @@ def _read_tokenizer(folder: Path, config: Config) -> Tokenizer | None:
     return tokenizer
 
 
-def _stored_dtype(plan: Plan) -> str:
-    """The type of the matrices; f32, which holds every other, when there are several."""
-    matrices = {FLOATS[i.tensor.dtype][0] for i in plan.items if len(i.tensor.shape) == 2}
-    return matrices.pop() if len(matrices) == 1 else "f32"
+def _matrix_dtypes(plan: Plan, config: Config, dtype: str) -> list[str]:
+    """Types of embed, head and each layer's groups of matrices; as stored for "auto". f32 holds
+    every other, so it is for a group that has several."""
+    stored: list[set[str]] = [set() for _ in range(2 + 4 * int(config.core["n_layers"]))]
+    for item in plan.items:
+        if item.weight in ("embed", "head"):
+            stored[item.weight == "head"].add(TYPES[item.tensor.dtype])
+        elif item.weight in _GROUPS:
+            place = 2 + 4 * item.layer + _GROUPS[item.weight]
+            stored[place].add(TYPES[item.tensor.dtype])
+    if plan.tied:
+        stored[1] = stored[0]
+    if dtype != "auto":
+        return [dtype] * len(stored)
+    return [min(kinds) if len(kinds) == 1 else "f32" for kinds in stored]
 
 
 def _core_config(config: Config, plan: Plan, dtype: str) -> dict[str, Any]:
     """The configuration for the core, with the head that was found. The embedding scale is
-    rounded to the weights' type, as the models that have one were trained and are run."""
+    rounded to the embedding's type, as the models that have one were trained and are run."""
     scale = np.float32(config.core["embed_scale"])
     rounded = {
         "f32": scale,
         "f16": np.float16(scale),
         "bf16": f32_from_bf16(bf16_from_f32(np.array(scale)))[()],
     }
-    core = config.core | {"tied_head": plan.tied, "embed_scale": float(rounded[dtype])}
+    core = config.core | {"tied_head": plan.tied, "embed_scale": float(rounded.get(dtype, scale))}
     if not core["window"]:
         del core["windowed"]
     return core
@@ -389,5 +403,5 @@ def _entry(item: Item) -> tuple[str, str, int, Any, int, int, int]:
     """What the core has to know of a tensor in a file."""
     tensor = item.tensor
     rows, columns = (1, *tensor.shape)[-2:]
-    dtype = FLOATS[tensor.dtype][0]
+    dtype = TYPES[tensor.dtype]
     return tensor.name, item.weight, item.layer, dtype, tensor.begin, rows, columns

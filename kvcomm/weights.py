@@ -8,8 +8,10 @@ The safetensors library validates each file. Checked here besides, before it: wh
 we do not (duplicate names, empty names and names with NUL, extra fields, null metadata, files
 without tensors), and what its messages do not tell (which tensor, how many bytes). Extra bytes,
 holes and overlaps are refused, so two names never share data. `__metadata__`, where there is one,
-must be an object of strings. When an index is there, it decides, and must agree with its shards
-tensor by tensor.
+must be an object of strings. Its entry "kvcomm.blocks", where `kvcomm convert` wrote one, is a JSON
+object {tensor: [type, row length]}: such a tensor is stored as U8 [rows, bytes of a row] and holds
+blocks of 32 values, q8_0, q4_0 or q4_1, byte for byte as GGUF has them. When an index is there, it
+decides, and must agree with its shards tensor by tensor.
 """
 
 import json
@@ -17,7 +19,7 @@ import math
 import mmap
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,18 @@ FLOATS: dict[str, tuple[str, np.dtype[Any]]] = {
     "BF16": ("bf16", np.dtype("<u2")),
 }
 
+#: Types of 32 values of a row with a common scale: name -> (core name, bytes of a block).
+BLOCKS: dict[str, tuple[str, int]] = {
+    "Q8_0": ("q8_0", 34),
+    "Q4_0": ("q4_0", 18),
+    "Q4_1": ("q4_1", 20),
+}
+BLOCK = 32
+BLOCKS_ENTRY = "kvcomm.blocks"
+
+#: Every type a weight may have: name -> core name.
+TYPES = {name: kind[0] for name, kind in (*FLOATS.items(), *BLOCKS.items())}
+
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -54,7 +68,7 @@ class Tensor:
     """Where a tensor lies: `nbytes` bytes from byte `begin` of `file`, row-major."""
 
     name: str
-    dtype: str  # as safetensors names it: "F32", "F16", "BF16", "I64", ...
+    dtype: str  # as safetensors names it: "F32", "F16", "BF16", "I64", ...; or one of BLOCKS
     shape: tuple[int, ...]
     file: Path
     begin: int
@@ -82,7 +96,8 @@ class Weights:
         return iter(self.tensors)
 
     def array(self, name: str) -> NDArray[Any]:
-        """A read-only view of a tensor: float32, float16, or bfloat16 as its bits in uint16.
+        """A read-only view of a tensor: float32, float16, bfloat16 as its bits in uint16, or blocks
+        as uint8 [rows, bytes of a row].
 
         The view may start at any byte, so it need not be aligned.
 
@@ -92,16 +107,19 @@ class Weights:
             The tensor has another element type.
         """
         tensor = self.tensors[name]
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in TYPES:
             raise UnsupportedError(
-                f"{shown(tensor.file)}: {name} is {tensor.dtype}; supported: {', '.join(FLOATS)}"
+                f"{shown(tensor.file)}: {name} is {tensor.dtype}; supported: {', '.join(TYPES)}"
             )
-        dtype = FLOATS[tensor.dtype][1]
+        shape, dtype = tensor.shape, np.dtype(np.uint8)
+        if tensor.dtype in BLOCKS:
+            shape = (shape[0], row_bytes(TYPES[tensor.dtype], shape[1]))
+        else:
+            dtype = FLOATS[tensor.dtype][1]
         if tensor.nbytes == 0:
-            return np.empty(tensor.shape, dtype)
-        count = math.prod(tensor.shape)
-        flat = np.frombuffer(self._maps[tensor.file], dtype, count, tensor.begin)
-        return flat.reshape(tensor.shape)
+            return np.empty(shape, dtype)
+        count = math.prod(shape)
+        return np.frombuffer(self._maps[tensor.file], dtype, count, tensor.begin).reshape(shape)
 
     def release(self, name: str) -> None:
         """Let the system take back the memory of a tensor that has been read."""
@@ -150,6 +168,11 @@ def open_weights(folder: AnyPath) -> Weights:
         with open(path, "rb") as file:
             maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return Weights(root, by_name, maps)
+
+
+def row_bytes(kind: str, length: int) -> int:
+    """Bytes of a row of `length` values of a block type, by its core name."""
+    return length // BLOCK * BLOCKS[kind.upper()][1]
 
 
 def f32_from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
@@ -261,6 +284,7 @@ def _read_header(path: Path) -> list[Tensor]:
             )
         text = file.read(length)
     header = _parse_header(text, path)
+    metadata = header.pop("__metadata__", {})
     tensors = [_tensor(name, entry, path, 8 + length) for name, entry in header.items()]
     if not tensors:
         raise FormatError(f"{shown(path)}: holds no tensors")
@@ -271,11 +295,49 @@ def _read_header(path: Path) -> list[Tensor]:
             pass
     except SafetensorError as error:
         raise FormatError(f"{shown(path)}: {error}") from None
-    return tensors
+    return _with_blocks(tensors, metadata, path)
+
+
+def _with_blocks(tensors: list[Tensor], metadata: dict[str, str], path: Path) -> list[Tensor]:
+    """The tensors, those that hold blocks with the type and shape of their values."""
+    text = metadata.get(BLOCKS_ENTRY)
+    if text is None:
+        return tensors
+    where = f"{shown(path)}: {BLOCKS_ENTRY}"
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: not JSON: {error}") from None
+    if not isinstance(entries, dict):
+        raise FormatError(f"{where}: {quoted(entries)}, expected an object")
+    stray = sorted(set(entries) - {tensor.name for tensor in tensors})
+    if stray:
+        raise FormatError(f"{where}: names {quoted(stray[0])}, which is not in the file")
+    return [_as_blocks(t, entries[t.name], where) if t.name in entries else t for t in tensors]
+
+
+def _as_blocks(tensor: Tensor, entry: Any, where: str) -> Tensor:
+    kinds = {kind for kind, _ in BLOCKS.values()}
+    if not isinstance(entry, list) or len(entry) != 2 or not _are_counts(entry[1:]):
+        raise FormatError(f"{where}: {tensor.name} is {quoted(entry)}, expected [type, row length]")
+    kind, length = entry
+    if not isinstance(kind, str) or kind not in kinds:
+        raise UnsupportedError(
+            f"{where}: {tensor.name} is {quoted(kind)}; supported: {', '.join(sorted(kinds))}"
+        )
+    if length % BLOCK:
+        raise FormatError(f"{where}: {tensor.name} has rows of {length}, not of whole blocks of 32")
+    expected = row_bytes(kind, length)
+    if tensor.dtype != "U8" or len(tensor.shape) != 2 or tensor.shape[1] != expected:
+        raise FormatError(
+            f"{where}: {tensor.name} is {tensor.dtype} {list(tensor.shape)}, expected U8 [rows,"
+            f" {expected}] for {length} values a row in {kind}"
+        )
+    return replace(tensor, dtype=kind.upper(), shape=(tensor.shape[0], length))
 
 
 def _parse_header(text: bytes, path: Path) -> dict[str, Any]:
-    """The header's entries by tensor name, without __metadata__."""
+    """The header's entries by tensor name, and __metadata__ when there is one."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -293,7 +355,7 @@ def _parse_header(text: bytes, path: Path) -> dict[str, Any]:
         raise FormatError(f"{shown(path)}: the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise FormatError(f"{shown(path)}: the header is not a JSON object")
-    metadata = header.pop("__metadata__", {})
+    metadata = header.get("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError(
             f"{shown(path)}: __metadata__ is {quoted(metadata)}, expected an object of strings"

@@ -465,9 +465,10 @@ def test_files_that_are_no_gguf(tmp_path: Path) -> None:
             convert.convert(path, tmp_path / "out")
     with pytest.raises(FileNotFoundError):
         convert.convert(tmp_path / "none.gguf", tmp_path / "out")
-    with pytest.raises(IsADirectoryError, match="is a folder"):
-        convert.convert(tmp_path, tmp_path / "out")
-    with pytest.raises(ValueError, match="dtype: 'f8' is none of f32, f16, bf16"):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        convert.convert(tmp_path / "empty", tmp_path / "out")
+    with pytest.raises(ValueError, match="dtype: 'f8' is none of f32, f16, bf16, q8_0, keep"):
         convert.convert(path, tmp_path / "out", "f8")
 
 

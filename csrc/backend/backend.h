@@ -116,8 +116,10 @@ struct kvc_backend {
     /* -- weights -- */
     size_t (*matrix_bytes)(size_t n_out, size_t n_in, kvc_dtype dtype);
     /* Writes the rows that src gives, [n_rows, n_in] (row-major, src_dtype), at output rows row ..
-     * of m, converting by value to nearest even. KVC_ERROR_NUMERIC on a value that is not finite,
-     * before or after conversion; KVC_ERROR_READ when src could not be read. */
+     * of m, converting by value to nearest even; blocks of m's own type as they are, q8_0 by GGUF's
+     * rule, q4_0 and q4_1 from nothing else. KVC_ERROR_NUMERIC on a value that is not finite, before
+     * or after conversion; KVC_ERROR_READ when src could not be read. In a block type n_in is a
+     * multiple of KVC_BLOCK. */
     kvc_status (*matrix_pack)(kvc_stream *s, const kvc_matrix *m, size_t row, const kvc_source *src,
                               kvc_dtype src_dtype, size_t n_rows, kvc_error *err);
 

@@ -1,4 +1,5 @@
-/* dtype.h - single values of the 16-bit types, by value and to nearest even. */
+/* dtype.h - single values: of the 16-bit floats, by value and to nearest even, and out of the blocks
+ * that GGUF calls Q8_0, Q4_0 and Q4_1. */
 #ifndef KVC_DTYPE_H
 #define KVC_DTYPE_H
 
@@ -46,10 +47,26 @@ static inline uint16_t kvc_f16_of_f32(float x) {
     return (uint16_t)(sign | ((rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13));
 }
 
-/* element `at` of an array of dtype, at any alignment */
+/* Value `at` of an array of blocks: scale and integer (and minimum) in f32, as GGUF has it. */
+static inline float kvc_block_value(const void *array, size_t at, kvc_dtype dtype) {
+    const unsigned char *block =
+        (const unsigned char *)array + at / KVC_BLOCK * kvc_dtype_bytes(dtype);
+    uint16_t scale, least = 0;
+    size_t i = at % KVC_BLOCK;
+    memcpy(&scale, block, 2);
+    if (dtype == KVC_Q8_0) return kvc_f32_of_f16(scale) * (float)(signed char)block[2 + i];
+    if (dtype == KVC_Q4_1) memcpy(&least, block + 2, 2);
+    block += dtype == KVC_Q4_1 ? 4 : 2;
+    int q = block[i % 16] >> (i < 16 ? 0 : 4) & 15;
+    if (dtype == KVC_Q4_0) return kvc_f32_of_f16(scale) * (float)(q - 8);
+    return kvc_f32_of_f16(scale) * (float)q + kvc_f32_of_f16(least);
+}
+
+/* value `at` of an array of dtype, at any alignment */
 static inline float kvc_element(const void *array, size_t at, kvc_dtype dtype) {
     float x;
     uint16_t h;
+    if (dtype >= KVC_DTYPE_COUNT) return kvc_block_value(array, at, dtype);
     if (dtype == KVC_F32) {
         memcpy(&x, (const char *)array + 4 * at, 4);
         return x;

@@ -26,10 +26,16 @@ bool kvc_mul(size_t *out, size_t a, size_t b) {
 }
 
 size_t kvc_dtype_bytes(kvc_dtype dtype) {
-    return dtype == KVC_F32 ? 4 : 2;
+    static const size_t bytes[KVC_MATRIX_DTYPE_COUNT] = {4, 2, 2, 34, 18, 20};
+    return bytes[dtype];
+}
+
+size_t kvc_row_bytes(kvc_dtype dtype, size_t n) {
+    return (dtype < KVC_DTYPE_COUNT ? n : n / KVC_BLOCK) * kvc_dtype_bytes(dtype);
 }
 
 const char *kvc_dtype_name(kvc_dtype dtype) {
-    static const char *const names[KVC_DTYPE_COUNT] = {"f32", "f16", "bf16"};
-    return (unsigned)dtype < KVC_DTYPE_COUNT ? names[dtype] : "?";
+    static const char *const names[KVC_MATRIX_DTYPE_COUNT] = {"f32",  "f16",  "bf16",
+                                                              "q8_0", "q4_0", "q4_1"};
+    return (unsigned)dtype < KVC_MATRIX_DTYPE_COUNT ? names[dtype] : "?";
 }

@@ -74,7 +74,6 @@ struct kvc_model {
     kvc_device *device;
     kvc_stream *stream; /* for packing only */
     kvc_config config;  /* its arrays are owned */
-    kvc_dtype dtype;
     kvc_shape shape;
     kvc_layer *layers; /* [n_layers] */
     kvc_matrix embed, head;

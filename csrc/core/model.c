@@ -219,7 +219,8 @@ static kvc_status copy_bytes(const uint8_t **out, const uint8_t *src, size_t n, 
 
 typedef struct placer {
     const kvc_backend *backend;
-    kvc_buffer *buffer; /* NULL in the first round, which only measures */
+    kvc_buffer *buffer;      /* NULL in the first round, which only measures */
+    const kvc_dtype *dtypes; /* of the next matrix and those after it, or NULL: all of dtype */
     kvc_dtype dtype;
     size_t at;
     bool fits;
@@ -238,16 +239,21 @@ static kvc_mem place_vector(placer *p, size_t n, bool wanted_here) {
 }
 
 static kvc_matrix place_matrix(placer *p, size_t n_out, size_t n_in) {
-    size_t bytes = p->backend->matrix_bytes(n_out, n_in, p->dtype);
+    kvc_dtype dtype = p->dtypes ? *p->dtypes++ : p->dtype;
+    size_t bytes = p->backend->matrix_bytes(n_out, n_in, dtype);
     if (!bytes) p->fits = false;
-    return (kvc_matrix){place(p, bytes), kvc_panel_round(n_out), n_in, p->dtype};
+    return (kvc_matrix){place(p, bytes), kvc_panel_round(n_out), n_in, dtype};
 }
 
 static void place_all(kvc_model *m, placer *p) {
     const kvc_config *c = &m->config;
     const kvc_shape *s = &m->shape;
     m->embed = place_matrix(p, s->vocab, s->dim);
-    m->head = c->tied_head ? m->embed : place_matrix(p, s->vocab, s->dim);
+    if (!c->tied_head) m->head = place_matrix(p, s->vocab, s->dim);
+    else {
+        m->head = m->embed;
+        if (p->dtypes) p->dtypes++;
+    }
     m->final_norm = place_vector(p, s->dim, true);
     for (int i = 0; i < c->n_layers; i++) {
         kvc_layer *l = &m->layers[i];
@@ -268,16 +274,33 @@ static void place_all(kvc_model *m, placer *p) {
     }
 }
 
-static kvc_status allocate(kvc_model *m, kvc_error *err) {
+/* The columns of a matrix in a block type are whole blocks. */
+static kvc_status check_blocks(const kvc_matrix *m, const char *name, int layer, kvc_error *err) {
+    if (m->dtype < KVC_DTYPE_COUNT || m->n_in % KVC_BLOCK == 0) return KVC_OK;
+    return kvc_fail(err, KVC_ERROR_UNSUPPORTED,
+                    "%s of layer %d: %zu columns are not whole blocks of %d, as %s has", name,
+                    layer, m->n_in, KVC_BLOCK, kvc_dtype_name(m->dtype));
+}
+
+static kvc_status allocate(kvc_model *m, kvc_dtype dtype, const kvc_dtype *dtypes, kvc_error *err) {
     kvc_backend *b = m->device->backend;
-    placer measure = {.backend = b, .dtype = m->dtype, .fits = true};
+    placer measure = {.backend = b, .dtype = dtype, .dtypes = dtypes, .fits = true};
     place_all(m, &measure);
+    TRY(check_blocks(&m->embed, "embed", 0, err));
+    TRY(check_blocks(&m->head, "head", 0, err));
+    for (int i = 0; i < m->config.n_layers; i++) {
+        TRY(check_blocks(&m->layers[i].qkv, "q, k and v", i, err));
+        TRY(check_blocks(&m->layers[i].o, "o", i, err));
+        TRY(check_blocks(&m->layers[i].gate_up, "gate and up", i, err));
+        TRY(check_blocks(&m->layers[i].down, "down", i, err));
+    }
     if (!measure.fits) {
         return kvc_fail(err, KVC_ERROR_MEMORY, "the model's size overflows the address space");
     }
     TRY(b->alloc(b, &m->weights, measure.at, err));
     m->weights_bytes = measure.at;
-    placer final = {.backend = b, .buffer = m->weights, .dtype = m->dtype, .fits = true};
+    placer final = {
+        .backend = b, .buffer = m->weights, .dtype = dtype, .dtypes = dtypes, .fits = true};
     place_all(m, &final);
     return KVC_OK;
 }
@@ -293,13 +316,14 @@ static kvc_status make_ropes(kvc_model *m, kvc_error *err) {
     return KVC_OK;
 }
 
-kvc_status kvc_model_create(kvc_model **model, kvc_device *device, const kvc_config *config,
-                            kvc_dtype dtype, kvc_error *err) {
+static kvc_status create(kvc_model **model, kvc_device *device, const kvc_config *config,
+                         kvc_dtype dtype, const kvc_dtype *dtypes, kvc_error *err) {
     *model = NULL;
-    if ((unsigned)dtype >= KVC_DTYPE_COUNT) {
-        return kvc_fail(err, KVC_ERROR_VALUE, "unknown dtype %d", dtype);
-    }
     TRY(check_config(config, err));
+    for (int i = 0; i < (dtypes ? KVC_MATRICES(config->n_layers) : 1); i++) {
+        if ((unsigned)(dtypes ? dtypes[i] : dtype) < KVC_MATRIX_DTYPE_COUNT) continue;
+        return kvc_fail(err, KVC_ERROR_VALUE, "unknown dtype %d", dtypes ? dtypes[i] : dtype);
+    }
     kvc_model *m = NULL;
     TRY(kvc_host_alloc(&m, 1, sizeof *m, "a model", err));
     size_t n_layers = (size_t)config->n_layers;
@@ -308,7 +332,6 @@ kvc_status kvc_model_create(kvc_model **model, kvc_device *device, const kvc_con
     m->device = kvc_device_retain(device);
     m->config = *config;
     m->config.windowed = m->config.rope_of_layer = NULL;
-    m->dtype = dtype;
     m->shape = shape_of(config);
     kvc_status status = copy_bytes(&m->config.windowed, config->windowed, n_layers, err);
     if (!status)
@@ -317,13 +340,23 @@ kvc_status kvc_model_create(kvc_model **model, kvc_device *device, const kvc_con
     if (!status) status = kvc_host_alloc(&m->present, n_layers, KVC_W_COUNT, "layers", err);
     if (!status) status = make_ropes(m, err);
     if (!status) status = b->stream_open(b, &m->stream, NULL, NULL, err);
-    if (!status) status = allocate(m, err);
+    if (!status) status = allocate(m, dtype, dtypes, err);
     if (status) {
         kvc_model_free(m);
         return status;
     }
     *model = m;
     return KVC_OK;
+}
+
+kvc_status kvc_model_create(kvc_model **model, kvc_device *device, const kvc_config *config,
+                            kvc_dtype dtype, kvc_error *err) {
+    return create(model, device, config, dtype, NULL, err);
+}
+
+kvc_status kvc_model_create_mixed(kvc_model **model, kvc_device *device, const kvc_config *config,
+                                  const kvc_dtype *dtypes, kvc_error *err) {
+    return create(model, device, config, KVC_F32, dtypes, err);
 }
 
 /* ---- filling ---- */
@@ -351,7 +384,7 @@ static kvc_status set_vector(kvc_model *m, kvc_weight weight, int layer, const k
 
 kvc_status kvc_model_read(kvc_model *model, kvc_weight weight, int layer, const kvc_source *source,
                           kvc_dtype dtype, size_t rows, size_t cols, kvc_error *err) {
-    if ((unsigned)weight >= KVC_W_COUNT || (unsigned)dtype >= KVC_DTYPE_COUNT) {
+    if ((unsigned)weight >= KVC_W_COUNT || (unsigned)dtype >= KVC_MATRIX_DTYPE_COUNT) {
         return kvc_fail(err, KVC_ERROR_VALUE, "unknown weight %d or dtype %d", weight, dtype);
     }
     const char *name = weights[weight].name;
@@ -378,6 +411,10 @@ kvc_status kvc_model_read(kvc_model *model, kvc_weight weight, int layer, const 
     }
     kvc_error cause = {0};
     const kvc_matrix *m = matrix_of(model, weight, layer);
+    if (dtype >= KVC_DTYPE_COUNT && (!m || cols % KVC_BLOCK)) {
+        return kvc_fail(err, KVC_ERROR_UNSUPPORTED, "%s of layer %d: %zu columns cannot be %s",
+                        name, layer, cols, kvc_dtype_name(dtype));
+    }
     kvc_status status =
         m ? model->device->backend->matrix_pack(model->stream, m, part_start(model, weight), source,
                                                 dtype, rows, &cause)

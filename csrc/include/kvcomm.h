@@ -52,10 +52,25 @@ typedef struct kvc_error {
 
 /* ---- devices and threads --------------------------------------------------------------- */
 
-typedef enum kvc_dtype { KVC_F32 = 0, KVC_F16, KVC_BF16, KVC_DTYPE_COUNT } kvc_dtype;
+/* The floats that K, V and vectors may be held in; matrices also in blocks. */
+typedef enum kvc_dtype {
+    KVC_F32 = 0,
+    KVC_F16,
+    KVC_BF16,
+    KVC_DTYPE_COUNT,
+    /* 32 values of a row with one f16 scale, bytes as GGUF has them: */
+    KVC_Q8_0 = KVC_DTYPE_COUNT, /* scale * q, q in -128 .. 127: 34 bytes */
+    KVC_Q4_0,                   /* scale * (q - 8), q in 0 .. 15: 18 bytes */
+    KVC_Q4_1,                   /* scale * q + minimum: 20 bytes */
+    KVC_MATRIX_DTYPE_COUNT
+} kvc_dtype;
 
-size_t kvc_dtype_bytes(kvc_dtype dtype);
-const char *kvc_dtype_name(kvc_dtype dtype); /* "f32", "f16", "bf16" */
+#define KVC_BLOCK 32 /* values in a block */
+
+size_t kvc_dtype_bytes(kvc_dtype dtype); /* of one value; a block type: of a block */
+/* of n values in a row; a block type: n is a multiple of KVC_BLOCK */
+size_t kvc_row_bytes(kvc_dtype dtype, size_t n);
+const char *kvc_dtype_name(kvc_dtype dtype); /* "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1" */
 
 typedef struct kvc_device kvc_device;
 
@@ -155,9 +170,15 @@ const char *kvc_weight_name(kvc_weight weight); /* "embed", "q", "mlp_norm", ...
 
 typedef struct kvc_model kvc_model;
 
-/* Matrices are held in `dtype`, vectors always in f32. The config is copied. */
+/* Matrices are held in `dtype`, vectors always in f32. The config is copied. Refuses a block type
+ * for a matrix whose columns are not whole blocks. */
 kvc_status kvc_model_create(kvc_model **model, kvc_device *device, const kvc_config *config,
                             kvc_dtype dtype, kvc_error *err);
+/* The same with a type for each: dtypes [KVC_MATRICES(n_layers)] of embed, head (any, when it is
+ * tied), and then of each layer q k v together, o, gate and up together, down. */
+#define KVC_MATRICES(n_layers) (2 + 4 * (n_layers))
+kvc_status kvc_model_create_mixed(kvc_model **model, kvc_device *device, const kvc_config *config,
+                                  const kvc_dtype *dtypes, kvc_error *err);
 
 /* Where a tensor's bytes come from. `read` copies bytes at .. at + n - 1 of the tensor to dst, or
  * returns false; several threads call it at once. */
@@ -167,9 +188,10 @@ typedef struct kvc_source {
 } kvc_source;
 
 /* Takes one tensor of `rows` x `cols` elements (a vector: rows 1), row-major, converting from
- * `dtype` by value, to nearest even. A few rows are held at a time. Refuses a wrong shape, a tensor
- * set twice or not wanted by the config, and values that are not finite; KVC_ERROR_READ when
- * `read` returned false. */
+ * `dtype` by value, to nearest even. Blocks go into a matrix of the same type as they are; KVC_Q8_0
+ * is also made of any other type, KVC_Q4_0 and KVC_Q4_1 of none. A few rows are held at a time.
+ * Refuses a wrong shape, a tensor set twice or not wanted by the config, and values that are not
+ * finite; KVC_ERROR_READ when `read` returned false. */
 kvc_status kvc_model_read(kvc_model *model, kvc_weight weight, int layer, const kvc_source *source,
                           kvc_dtype dtype, size_t rows, size_t cols, kvc_error *err);
 /* The same from caller memory, of any byte alignment. */

@@ -17,12 +17,15 @@
 #define NATIVE "<"
 #endif
 
-/* What NumPy calls the dtypes of kvc_dtype; bf16 travels as its 16 bits. */
+/* What NumPy calls the dtypes of kvc_dtype; bf16 travels as its 16 bits, blocks as bytes. */
 static const struct {
     char kind;
+    int item;
     const char *native, *name;
-} dtypes[KVC_DTYPE_COUNT] = {
-    {'f', NATIVE "f4", "float32"}, {'f', NATIVE "f2", "float16"}, {'u', NATIVE "u2", "uint16"}};
+} dtypes[KVC_MATRIX_DTYPE_COUNT] = {
+    {'f', 4, NATIVE "f4", "float32"}, {'f', 2, NATIVE "f2", "float16"},
+    {'u', 2, NATIVE "u2", "uint16"},  {'u', 1, "|u1", "uint8"},
+    {'u', 1, "|u1", "uint8"},         {'u', 1, "|u1", "uint8"}};
 
 /* Kind ('f', 'i', 'u', 'b', 'O', ...), item size and dimensions of an array. */
 typedef struct array_kind {
@@ -106,7 +109,7 @@ bool py_array_of(py_state *state, py_array *a, PyObject *source, kvc_dtype dtype
     PyObject *array = PyObject_CallMethod(state->numpy, "asarray", "(O)", source);
     if (!array) return false;
     bool good = kind_of(array, &found);
-    if (good && (found.kind != dtypes[dtype].kind || found.item != (int64_t)kvc_dtype_bytes(dtype)))
+    if (good && (found.kind != dtypes[dtype].kind || found.item != dtypes[dtype].item))
         good = wrong_dtype(array, what, dtypes[dtype].name);
     if (good && (found.ndim < min_dim || found.ndim > max_dim)) {
         PyErr_Format(PyExc_ValueError, "%s has %lld dimensions, expected %d%s", what,

@@ -40,8 +40,8 @@ static inline py_state *py_state_of(PyObject *self) {
 typedef struct py_model {
     PyObject head;
     kvc_model *model;
-    kvc_dtype dtype;
-    bool busy; /* a thread fills it with the GIL released */
+    unsigned dtypes; /* 1 << dtype for each that a matrix has */
+    bool busy;       /* a thread fills it with the GIL released */
 } py_model;
 
 typedef struct py_kv {
@@ -105,7 +105,8 @@ void py_poll_end(py_poll *poll);   /* takes it back */
 
 /* Index of value in names [n], or -1 with a ValueError that lists them. */
 int py_choice(const char *what, const char *value, const char *const *names, int n);
-bool py_dtype(const char *what, const char *value, kvc_dtype *out);
+bool py_dtype(const char *what, const char *value, kvc_dtype *out); /* a float: of K, V, vectors */
+bool py_matrix_dtype(const char *what, const char *value, kvc_dtype *out);
 bool py_preset(const char *value, kvc_preset *out);
 /* Python's bool or NumPy's, which in NumPy 1 passes for an integer. */
 bool py_is_bool(PyObject *value);

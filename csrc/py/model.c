@@ -8,32 +8,61 @@
 #include <string.h>
 #include <unistd.h>
 
+/* dtypes [KVC_MATRICES(n_layers)], to be freed, out of a name for all or a sequence of names. */
+static kvc_dtype *dtypes_of(PyObject *source, int n_layers, unsigned *seen) {
+    Py_ssize_t n = KVC_MATRICES((Py_ssize_t)n_layers);
+    bool one = PyType_GetFlags(Py_TYPE(source)) & Py_TPFLAGS_UNICODE_SUBCLASS;
+    PyObject *tuple = one ? NULL : py_tuple(source, "dtype", n);
+    if (!one && !tuple) return NULL;
+    kvc_dtype *dtypes = malloc((size_t)n * sizeof *dtypes);
+    bool good = dtypes != NULL;
+    if (!good) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; good && i < n; i++) {
+        PyObject *name = one ? source : PyTuple_GetItem(tuple, i);
+        const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+        good = text && py_matrix_dtype("dtype", text, &dtypes[i]);
+        if (good) *seen |= 1u << dtypes[i];
+    }
+    Py_DecRef(tuple);
+    if (good) return dtypes;
+    free(dtypes);
+    return NULL;
+}
+
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"config", "device", "dtype", NULL};
     py_state *state = PyType_GetModuleState(type);
-    PyObject *mapping;
-    const char *device_name = "cpu", *dtype_name = "f32";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$ss:Model", names, &mapping, &device_name,
-                                     &dtype_name))
+    PyObject *mapping, *dtype = NULL;
+    const char *device_name = "cpu";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$sO:Model", names, &mapping, &device_name,
+                                     &dtype))
         return NULL;
-    kvc_dtype dtype;
-    if (!py_dtype("dtype", dtype_name, &dtype)) return NULL;
+    kvc_dtype *dtypes = NULL;
+    unsigned seen = 1u << KVC_F32;
     py_config config;
     py_model *self = NULL;
     if (!py_config_parse(&config, mapping)) goto done;
+    if (dtype) {
+        seen = 0;
+        dtypes = dtypes_of(dtype, config.config.n_layers, &seen);
+        if (!dtypes) goto done;
+    }
     kvc_device *device = py_device(state, device_name);
     if (!device) goto done;
     self = (py_model *)PyType_GenericAlloc(type, 0);
     if (!self) goto done;
-    self->dtype = dtype;
+    self->dtypes = seen;
     kvc_error err;
-    kvc_status status = kvc_model_create(&self->model, device, &config.config, dtype, &err);
+    kvc_status status =
+        dtypes ? kvc_model_create_mixed(&self->model, device, &config.config, dtypes, &err)
+               : kvc_model_create(&self->model, device, &config.config, KVC_F32, &err);
     if (status) {
         py_raise(state, status, &err);
         Py_DecRef((PyObject *)self);
         self = NULL;
     }
 done:
+    free(dtypes);
     py_config_release(&config);
     return (PyObject *)self;
 }
@@ -61,7 +90,7 @@ static PyObject *model_set(PyObject *object, PyObject *args, PyObject *kwargs) {
     int weight = weight_of(weight_name);
     int64_t layer;
     kvc_dtype dtype;
-    if (weight < 0 || !py_dtype("dtype", dtype_name, &dtype)) return NULL;
+    if (weight < 0 || !py_matrix_dtype("dtype", dtype_name, &dtype)) return NULL;
     if (!py_integer(layer_object, "layer", 0, kvc_model_config(self->model)->n_layers - 1, &layer))
         return NULL;
     char what[64];
@@ -70,7 +99,16 @@ static PyObject *model_set(PyObject *object, PyObject *args, PyObject *kwargs) {
     if (!py_array_of(state, &array, source, dtype, false, 1, 2, what)) return NULL;
     bool matrix = array.view.ndim == 2;
     size_t rows = matrix ? (size_t)array.view.shape[0] : 1;
-    size_t cols = (size_t)array.view.shape[matrix ? 1 : 0];
+    size_t cols = (size_t)array.view.shape[matrix ? 1 : 0], block = kvc_dtype_bytes(dtype);
+    if (dtype >= KVC_DTYPE_COUNT) {
+        if (cols % block) {
+            PyErr_Format(PyExc_ValueError, "%s: rows of %zd bytes are not whole %s blocks of %zd",
+                         what, (Py_ssize_t)cols, dtype_name, (Py_ssize_t)block);
+            py_array_release(&array);
+            return NULL;
+        }
+        cols = cols / block * KVC_BLOCK;
+    }
     kvc_error err;
     kvc_status status = KVC_OK;
     bool idle = py_idle(self->busy, "model");
@@ -126,7 +164,7 @@ static bool parse_stored(stored *out, PyObject *entry) {
     if (PyArg_ParseTuple(fields, "ssisLnn", &name, &weight_name, &out->layer, &dtype_name, &begin,
                          &rows, &cols)) {
         snprintf(out->name, sizeof out->name, "%s", name);
-        if (py_dtype("dtype", dtype_name, &out->dtype)) weight = weight_of(weight_name);
+        if (py_matrix_dtype("dtype", dtype_name, &out->dtype)) weight = weight_of(weight_name);
     }
     Py_DecRef(fields);
     if (weight < 0) return false;
@@ -227,7 +265,17 @@ static PyObject *get_device(PyObject *self, void *closure) {
 
 static PyObject *get_dtype(PyObject *self, void *closure) {
     (void)closure;
-    return PyUnicode_FromString(kvc_dtype_name(((py_model *)self)->dtype));
+    char text[64] = "";
+    unsigned dtypes = ((py_model *)self)->dtypes;
+    if (dtypes & (dtypes - 1)) snprintf(text, sizeof text, "mixed: ");
+    for (int i = KVC_MATRIX_DTYPE_COUNT - 1; i >= 0; i--) {
+        size_t used = strlen(text);
+        if (!(dtypes >> i & 1)) continue;
+        dtypes &= ~(1u << i);
+        snprintf(text + used, sizeof text - used, "%s%s", kvc_dtype_name((kvc_dtype)i),
+                 dtypes ? ", " : "");
+    }
+    return PyUnicode_FromString(text);
 }
 
 static PyObject *get_nbytes(PyObject *self, void *closure) {
@@ -244,11 +292,12 @@ static PyMethodDef methods[] = {
      "inv_freq(rope=0)\n--\n\nInverse frequencies, float64 [rotary_dim / 2]."},
     {0}};
 
-static PyGetSetDef getset[] = {{"config", get_config, NULL, "The fields by name.", NULL},
-                               {"device", get_device, NULL, "Name of the device.", NULL},
-                               {"dtype", get_dtype, NULL, "dtype of the matrices.", NULL},
-                               {"nbytes", get_nbytes, NULL, "Bytes of weights.", NULL},
-                               {0}};
+static PyGetSetDef getset[] = {
+    {"config", get_config, NULL, "The fields by name.", NULL},
+    {"device", get_device, NULL, "Name of the device.", NULL},
+    {"dtype", get_dtype, NULL, "dtype of the matrices; 'mixed: ...'.", NULL},
+    {"nbytes", get_nbytes, NULL, "Bytes of weights.", NULL},
+    {0}};
 
 static PyType_Slot slots[] = {{Py_tp_new, (void *)model_new},
                               {Py_tp_dealloc, (void *)model_dealloc},
@@ -256,7 +305,9 @@ static PyType_Slot slots[] = {{Py_tp_new, (void *)model_new},
                               {Py_tp_getset, getset},
                               {Py_tp_doc,
                                "Model(config, *, device='cpu', dtype='f32')\n--\n\n"
-                               "Configuration and weights; filled with set, usable after seal."},
+                               "Configuration and weights; filled with set, usable after seal.\n"
+                               "dtype: of all matrices, or of embed, head and each layer's qkv, o, "
+                               "gate_up, down."},
                               {0, NULL}};
 
 PyType_Spec py_model_spec = {"kvcomm._core.Model", sizeof(py_model), 0,

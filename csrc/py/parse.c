@@ -21,12 +21,20 @@ int py_choice(const char *what, const char *value, const char *const *names, int
     return -1;
 }
 
-bool py_dtype(const char *what, const char *value, kvc_dtype *out) {
-    const char *names[KVC_DTYPE_COUNT];
-    for (int i = 0; i < KVC_DTYPE_COUNT; i++) names[i] = kvc_dtype_name((kvc_dtype)i);
-    int i = py_choice(what, value, names, KVC_DTYPE_COUNT);
+static bool dtype_below(int n, const char *what, const char *value, kvc_dtype *out) {
+    const char *names[KVC_MATRIX_DTYPE_COUNT];
+    for (int i = 0; i < n; i++) names[i] = kvc_dtype_name((kvc_dtype)i);
+    int i = py_choice(what, value, names, n);
     if (i >= 0) *out = (kvc_dtype)i;
     return i >= 0;
+}
+
+bool py_dtype(const char *what, const char *value, kvc_dtype *out) {
+    return dtype_below(KVC_DTYPE_COUNT, what, value, out);
+}
+
+bool py_matrix_dtype(const char *what, const char *value, kvc_dtype *out) {
+    return dtype_below(KVC_MATRIX_DTYPE_COUNT, what, value, out);
 }
 
 bool py_preset(const char *value, kvc_preset *out) {

@@ -8,14 +8,15 @@
 int check_failures;
 
 extern const test forward_tests[], kv_tests[], error_tests[], memory_tests[], thread_tests[],
-    fork_tests[], choose_tests[], kernel_tests[], session_tests[];
+    fork_tests[], choose_tests[], kernel_tests[], session_tests[], block_tests[];
 
 static const struct {
     const char *name;
     const test *tests;
 } suites[] = {{"forward", forward_tests}, {"kv", kv_tests},          {"errors", error_tests},
               {"memory", memory_tests},   {"threads", thread_tests}, {"fork", fork_tests},
-              {"choose", choose_tests},   {"kernels", kernel_tests}, {"session", session_tests}};
+              {"choose", choose_tests},   {"kernels", kernel_tests}, {"session", session_tests},
+              {"blocks", block_tests}};
 
 static int wanted(const char *name, int argc, char **argv, int first) {
     for (int i = first; i < argc; i++) {

@@ -112,7 +112,7 @@ static void mix_case(const cpu_kernels *k, kvc_dtype dtype, size_t m, size_t pan
         k->mix[dtype](one, ld, p + r * wide, wide, w, MIX_COLUMNS * 16, 1, panels, MIX_COLUMNS);
         CHECK(memcmp(one, c + r * ld, sizeof one) == 0); /* alone as among the others */
     }
-    float sums[16];
+    float sums[16] = {0};
     k->squares[dtype](sums, w, MIX_COLUMNS);
     for (size_t lane = 0; lane < 16; lane++) {
         double want = 0;

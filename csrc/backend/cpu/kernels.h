@@ -14,10 +14,12 @@ typedef struct cpu_kernels {
     const char *name;
     /* c [m, 16 * n_panels] (row stride ldc) = a [m, k] (row stride lda) x b, or += when add.
      * Element (depth, panel, lane) of b stands at panel * b_panel + depth * b_step + lane. Each
-     * output is one chain over k from zero, then one addition to c. One entry per dtype of b. */
-    void (*gemm[KVC_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda, const void *b,
-                                  size_t b_step, size_t b_panel, size_t m, size_t n_panels,
-                                  size_t k, bool add);
+     * output is one chain over k from zero, then one addition to c. One entry per dtype of b. A
+     * block type's panels are runs of blocks of 32 depths (kernels_body.h), b_panel values apart; k
+     * is a multiple of 32 and the bits are those of the f32 product of the same values. */
+    void (*gemm[KVC_MATRIX_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda,
+                                         const void *b, size_t b_step, size_t b_panel, size_t m,
+                                         size_t n_panels, size_t k, bool add);
     /* dst [dim, dst_ld] = transposed src [n, dim] (row stride src_ld), columns n .. n16 - 1 zero
      * where n16 is n rounded up to 16. One entry per dtype of src. */
     void (*transpose[KVC_DTYPE_COUNT])(float *dst, size_t dst_ld, const void *src, size_t src_ld,
@@ -27,9 +29,10 @@ typedef struct cpu_kernels {
      * weight matrix from its other side. One chain per lane over the panels, then over lanes. */
     void (*mix[KVC_DTYPE_COUNT])(float *dst, size_t ldd, const float *p, size_t ldp, const void *b,
                                  size_t b_panel, size_t m, size_t n_panels, size_t n_columns);
-    /* sum [16] = per lane the sum of squares of a panel of k columns */
+    /* sum [16] += per lane the squares of a panel of k columns, one after the other */
     void (*squares[KVC_DTYPE_COUNT])(float *sum, const void *panel, size_t k);
-    void (*to_f32[KVC_DTYPE_COUNT])(float *dst, const void *src, size_t n);
+    /* n values; a block type: whole blocks of a panel, n a multiple of 512, depth-major */
+    void (*to_f32[KVC_MATRIX_DTYPE_COUNT])(float *dst, const void *src, size_t n);
     /* To nearest even; NaN stays NaN. Returns false when a result is not finite. */
     bool (*from_f32[KVC_DTYPE_COUNT])(void *dst, const float *src, size_t n);
 

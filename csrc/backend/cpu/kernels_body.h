@@ -71,8 +71,19 @@ INLINE float sum_lanes(vf v) {
 
 /* ---- 16-bit floats ---- */
 
+/* The conversions are named where there is an instruction: GCC splits the generic ones in halves. */
+INLINE vu words_of(vh h) {
+#if defined(__x86_64__) && KERNELS_LANES == 16
+    return (vu)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(__x86_64__) && KERNELS_LANES == 8
+    return (vu)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+    return __builtin_convertvector(h, vu);
+#endif
+}
+
 INLINE vf widen(vh h, kvc_dtype dtype) {
-    if (dtype == KVC_BF16) return (vf)(__builtin_convertvector(h, vu) << 16);
+    if (dtype == KVC_BF16) return (vf)(words_of(h) << 16);
 #if defined(__x86_64__) && KERNELS_LANES == 16
     return (vf)_mm512_cvtph_ps((__m256i)h);
 #elif defined(__x86_64__) && KERNELS_LANES == 8
@@ -144,7 +155,72 @@ INLINE bool from_f32(void *dst, const float *src, size_t n, kvc_dtype dtype) {
     return !any;
 }
 
+#include "kernels_blocks.h"
+
 /* ---- matrix product ---- */
+
+/* How far ahead a tile asks for weights: its streams are short, and the processor's own prefetch
+ * stops at the end of a page. */
+enum { AHEAD = 1024 };
+
+/* sum += a x one column of weights w */
+INLINE void add_column(const int rows, const int vectors, vf sum[][4 * VECTORS], const float *a,
+                       size_t lda, const vf *w) {
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        vf x = splat(a[(size_t)r * lda]);
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++) sum[r][v] += x * w[v];
+    }
+}
+
+INLINE void float_sums(const int rows, const int panels, const kvc_dtype dtype,
+                       vf sum[][4 * VECTORS], const float *a, size_t lda, const void *b,
+                       size_t b_step, size_t b_panel, size_t k) {
+    for (size_t d = 0; d < k; d++) {
+        vf w[4 * VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < panels * VECTORS; v++) {
+            size_t at =
+                (size_t)(v / VECTORS) * b_panel + d * b_step + (size_t)(v % VECTORS) * LANES;
+            w[v] = load_as(b, at, dtype);
+            __builtin_prefetch((const char *)b + panel_bytes(at, dtype) + AHEAD);
+        }
+        add_column(rows, panels * VECTORS, sum, a + d, lda, w);
+    }
+}
+
+INLINE void block_sums(const int rows, const int panels, const kvc_dtype dtype,
+                       vf sum[][4 * VECTORS], const float *a, size_t lda, const void *b,
+                       size_t b_panel, size_t k) {
+    const int per_line = dtype == KVC_Q8_0 ? 4 : 8; /* columns in 64 bytes of integers */
+    const size_t apart = panel_bytes(b_panel, dtype);
+    for (const char *block = b; k; k -= KVC_BLOCK, a += KVC_BLOCK) {
+        block_terms t[4 * VECTORS];
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) __builtin_prefetch(block + (size_t)p * apart + AHEAD);
+#pragma GCC unroll 16
+        for (int v = 0; v < panels * VECTORS; v++) {
+            t[v] = block_terms_of(block + (size_t)(v / VECTORS) * apart, v % VECTORS, dtype);
+        }
+        for (int line = 0; line < KVC_BLOCK / per_line; line++) {
+            const char *at = block_integers(block, dtype) + line * 64;
+#pragma GCC unroll 4
+            for (int p = 0; p < panels; p++) __builtin_prefetch(at + (size_t)p * apart + AHEAD);
+#pragma GCC unroll 8
+            for (int i = 0; i < per_line; i++) {
+                vf w[4 * VECTORS];
+#pragma GCC unroll 16
+                for (int v = 0; v < panels * VECTORS; v++) {
+                    w[v] = block_column(at + (size_t)(v / VECTORS) * apart, i, v % VECTORS, t[v],
+                                        dtype);
+                }
+                add_column(rows, panels * VECTORS, sum, a + line * per_line + i, lda, w);
+            }
+        }
+        block += panel_bytes(KVC_BLOCK * PANEL, dtype);
+    }
+}
 
 /* One tile: `rows` rows by `panels` panels, all in registers while depth runs. */
 INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float *c, size_t ldc,
@@ -156,20 +232,10 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
 #pragma GCC unroll 16
         for (int v = 0; v < panels * VECTORS; v++) sum[r][v] = (vf){0};
     }
-    for (size_t d = 0; d < k; d++) {
-        vf w[4 * VECTORS];
-#pragma GCC unroll 16
-        for (int v = 0; v < panels * VECTORS; v++) {
-            size_t at =
-                (size_t)(v / VECTORS) * b_panel + d * b_step + (size_t)(v % VECTORS) * LANES;
-            w[v] = load_as(b, at, dtype);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            vf x = splat(a[(size_t)r * lda + d]);
-#pragma GCC unroll 16
-            for (int v = 0; v < panels * VECTORS; v++) sum[r][v] += x * w[v];
-        }
+    if (dtype < KVC_DTYPE_COUNT) {
+        float_sums(rows, panels, dtype, sum, a, lda, b, b_step, b_panel, k);
+    } else {
+        block_sums(rows, panels, dtype, sum, a, lda, b, b_panel, k);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -193,7 +259,7 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
 
 #define TILES(rows, dtype)                                                                         \
     for (size_t p = 0; p < n_panels;) {                                                            \
-        const char *bp = (const char *)b + p * b_panel * (dtype == KVC_F32 ? 4 : 2);               \
+        const char *bp = (const char *)b + panel_bytes(p * b_panel, dtype);                        \
         if (WIDTH(rows) > 1 && p + WIDTH(rows) <= n_panels) {                                      \
             tile(rows, WIDTH(rows), dtype, c + p * PANEL, ldc, a, lda, bp, b_step, b_panel, k,     \
                  add);                                                                             \
@@ -234,6 +300,9 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
 GEMM(gemm_f32, KVC_F32)
 GEMM(gemm_f16, KVC_F16)
 GEMM(gemm_bf16, KVC_BF16)
+GEMM(gemm_q8_0, KVC_Q8_0)
+GEMM(gemm_q4_0, KVC_Q4_0)
+GEMM(gemm_q4_1, KVC_Q4_1)
 
 /* ---- a weight matrix from its other side ---- */
 
@@ -290,7 +359,7 @@ INLINE void mix(float *dst, size_t ldd, const float *p, size_t ldp, const void *
 
 INLINE void squares(float *sum, const void *panel, size_t k, kvc_dtype dtype) {
     vf total[VECTORS];
-    for (int v = 0; v < VECTORS; v++) total[v] = (vf){0};
+    for (int v = 0; v < VECTORS; v++) total[v] = load(sum + v * LANES);
     for (size_t d = 0; d < k; d++) {
         for (int v = 0; v < VECTORS; v++) {
             vf w = load_as(panel, d * PANEL + (size_t)v * LANES, dtype);
@@ -372,6 +441,15 @@ INLINE void transpose(float *dst, size_t dst_ld, const void *src, size_t src_ld,
 BY_DTYPE(f32, KVC_F32)
 BY_DTYPE(f16, KVC_F16)
 BY_DTYPE(bf16, KVC_BF16)
+
+#define BLOCKS_TO_F32(suffix, dtype)                                                               \
+    static void to_f32_##suffix(float *dst, const void *src, size_t n) {                           \
+        blocks_to_f32(dst, src, n, dtype);                                                         \
+    }
+
+BLOCKS_TO_F32(q8_0, KVC_Q8_0)
+BLOCKS_TO_F32(q4_0, KVC_Q4_0)
+BLOCKS_TO_F32(q4_1, KVC_Q4_1)
 
 /* ---- rows ---- */
 
@@ -586,11 +664,11 @@ static void gated_gelu(float *dst, const float *gate, const float *up, size_t n)
 const cpu_kernels *KERNELS_TABLE(void) {
     static const cpu_kernels table = {
         .name = KERNELS_NAME,
-        .gemm = {gemm_f32, gemm_f16, gemm_bf16},
+        .gemm = {gemm_f32, gemm_f16, gemm_bf16, gemm_q8_0, gemm_q4_0, gemm_q4_1},
         .transpose = {transpose_f32, transpose_f16, transpose_bf16},
         .mix = {mix_f32, mix_f16, mix_bf16},
         .squares = {squares_f32, squares_f16, squares_bf16},
-        .to_f32 = {to_f32_f32, to_f32_f16, to_f32_bf16},
+        .to_f32 = {to_f32_f32, to_f32_f16, to_f32_bf16, to_f32_q8_0, to_f32_q4_0, to_f32_q4_1},
         .from_f32 = {from_f32_f32, from_f32_f16, from_f32_bf16},
         .max = row_max,
         .exp_sum = row_exp_sum,

@@ -5,9 +5,15 @@
  * outputs, needs no packing per call and no reduction across lanes, and the same kernel serves
  * one row or thousands with the same bits. Depth runs in blocks of DEPTH, so that a panel block
  * stays in the first-level cache and a long chain of roundings is cut.
+ *
+ * In the block types (q8_0, q4_0, q4_1) 32 columns of a panel are one run of bytes, which
+ * kernels_body.h describes. Each value is the scale times the integer in f32, as in GGUF, and the
+ * product is that of these values, with the same bits as if they were held in f32.
  */
+#include "../dtype.h"
 #include "cpu.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -19,10 +25,12 @@ enum {
 };
 
 size_t cpu_matrix_bytes(size_t n_out, size_t n_in, kvc_dtype dtype) {
-    size_t elements, bytes;
-    if (!kvc_mul(&elements, kvc_panel_round(n_out), n_in)) return 0;
-    return kvc_mul(&bytes, elements, kvc_dtype_bytes(dtype)) ? bytes : 0;
+    size_t bytes;
+    if (n_in > SIZE_MAX / sizeof(float)) return 0;
+    return kvc_mul(&bytes, kvc_panel_round(n_out), kvc_row_bytes(dtype, n_in)) ? bytes : 0;
 }
+
+/* ---- packing ---- */
 
 typedef struct pack_job {
     const cpu_kernels *kernels;
@@ -35,39 +43,140 @@ typedef struct pack_job {
     _Atomic bool finite, readable;
 } pack_job;
 
-/* One panel: its rows are read as they are, then PACK_DEPTH columns at a time turned and narrowed.
- * Reading here, not before, keeps the rows in this core's cache and every thread busy. */
+/* Where columns from k on of a panel stand. */
+static char *panel_at(const pack_job *job, size_t panel, size_t k) {
+    return job->panels + KVC_PANEL * (panel * kvc_row_bytes(job->dtype, job->n_in) +
+                                      kvc_row_bytes(job->dtype, k));
+}
+
+/* One block of row r of a panel into the panel's block. False: a scale that is not finite. */
+static bool place_block(char *panel_block, const unsigned char *block, size_t r, kvc_dtype dtype) {
+    size_t head = dtype == KVC_Q4_1 ? 2 : 1; /* the scale, and the minimum */
+    bool finite = true;
+    for (size_t h = 0; h < head; h++) {
+        memcpy(panel_block + (h * KVC_PANEL + r) * 2, block + 2 * h, 2);
+        finite = finite && (block[2 * h + 1] & 0x7c) != 0x7c;
+    }
+    unsigned char *to = (unsigned char *)panel_block + head * KVC_PANEL * 2;
+    const unsigned char *from = block + 2 * head;
+    if (dtype == KVC_Q8_0) {
+        for (size_t i = 0; i < KVC_BLOCK; i++) to[i * KVC_PANEL + r] = from[i];
+        return finite;
+    }
+    /* columns 0 .. 15 are the low nibbles of 16 bytes, 16 .. 31 the high ones */
+    for (size_t half = 0; half < 2; half++) {
+        for (size_t i = 0; i < KVC_BLOCK / 2; i += 2) {
+            unsigned low = from[i] >> 4 * half & 15, high = from[i + 1] >> 4 * half & 15;
+            size_t column = half * KVC_BLOCK / 2 + i;
+            to[(column / 8 * KVC_PANEL + r) * 4 + column % 8 / 2] =
+                (unsigned char)(low | high << 4);
+        }
+    }
+    return finite;
+}
+
+/* GGUF's rule: the largest magnitude becomes 127, halves go away from zero. */
+static void quantize_block(unsigned char *block, const float *x) {
+    float most = 0;
+    for (size_t i = 0; i < KVC_BLOCK; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    float scale = most / 127, inverse = scale == 0 ? 0 : 1 / scale;
+    uint16_t half = kvc_f16_of_f32(scale);
+    memcpy(block, &half, 2);
+    for (size_t i = 0; i < KVC_BLOCK; i++) {
+        float y = x[i] * inverse;
+        int q = (int)y;
+        block[2 + i] = (unsigned char)(q + (y >= (float)q + 0.5f) - (y <= (float)q - 0.5f));
+    }
+}
+
+static bool pack_quantized(char *to, const float *wide, size_t n, size_t rows) {
+    bool finite = true;
+    for (size_t k = 0; k < n; k += KVC_BLOCK, to += KVC_PANEL * 34) {
+        for (size_t r = 0; r < rows; r++) {
+            const float *x = wide + r * PACK_DEPTH + k;
+            unsigned char block[34];
+            for (size_t i = 0; i < KVC_BLOCK; i++) finite = finite && isfinite(x[i]);
+            if (!finite) return false;
+            quantize_block(block, x);
+            finite = place_block(to, block, r, KVC_Q8_0);
+        }
+    }
+    return finite;
+}
+
+/* Blocks of the panel's own type: no value is looked at. */
+static bool pack_blocks(const pack_job *job, size_t panel, const char *read, size_t rows) {
+    size_t block = kvc_dtype_bytes(job->dtype), row_bytes = kvc_row_bytes(job->dtype, job->n_in);
+    bool finite = true;
+    for (size_t at = 0; at < row_bytes; at += block) {
+        char *to = panel_at(job, panel, 0) + KVC_PANEL * at;
+        for (size_t r = 0; r < rows; r++) {
+            const char *from = read + r * row_bytes + at;
+            finite &= place_block(to, (const unsigned char *)from, r, job->dtype);
+        }
+    }
+    return finite;
+}
+
+/* PACK_DEPTH columns at a time are turned and narrowed, widened first where blocks are concerned. */
+static bool pack_values(const pack_job *job, size_t panel, const char *read, size_t rows) {
+    const cpu_kernels *kernels = job->kernels;
+    bool blocks = job->dtype >= KVC_DTYPE_COUNT || job->src_dtype >= KVC_DTYPE_COUNT, finite = true;
+    size_t row_bytes = kvc_row_bytes(job->src_dtype, job->n_in);
+    float wide[KVC_PANEL * PACK_DEPTH], turned[PACK_DEPTH * KVC_PANEL];
+    for (size_t k = 0; k < job->n_in; k += PACK_DEPTH) {
+        size_t n = job->n_in - k < PACK_DEPTH ? job->n_in - k : PACK_DEPTH;
+        char *to = panel_at(job, panel, k);
+        for (size_t i = 0; blocks && i < rows * n; i++) {
+            const char *row = read + i / n * row_bytes;
+            wide[i / n * PACK_DEPTH + i % n] = kvc_element(row, k + i % n, job->src_dtype);
+        }
+        if (job->dtype == KVC_Q8_0) {
+            finite &= pack_quantized(to, wide, n, rows);
+            continue;
+        }
+        if (blocks) {
+            kernels->transpose[KVC_F32](turned, KVC_PANEL, wide, PACK_DEPTH, rows, n);
+        } else {
+            const char *from = read + kvc_row_bytes(job->src_dtype, k);
+            kernels->transpose[job->src_dtype](turned, KVC_PANEL, from, job->n_in, rows, n);
+        }
+        finite &= kernels->from_f32[job->dtype](to, turned, n * KVC_PANEL);
+    }
+    return finite;
+}
+
+/* One panel: its rows are read as they are and packed. Reading here, not before, keeps the rows in
+ * this core's cache and every thread busy. */
 static void pack_panel(void *context, size_t panel, int worker) {
     pack_job *job = context;
-    const cpu_kernels *kernels = job->kernels;
-    size_t element = kvc_dtype_bytes(job->dtype), src_element = kvc_dtype_bytes(job->src_dtype);
-    size_t first = panel * KVC_PANEL, row_bytes = job->n_in * src_element;
+    size_t first = panel * KVC_PANEL, row_bytes = kvc_row_bytes(job->src_dtype, job->n_in);
     size_t rows = job->n_rows - first < KVC_PANEL ? job->n_rows - first : KVC_PANEL;
     char *read = (char *)(job->scratch + (size_t)worker * job->scratch_floats);
     if (!job->src->read(job->src->context, read, first * row_bytes, rows * row_bytes)) {
         job->readable = false;
         return;
     }
-    float turned[PACK_DEPTH * KVC_PANEL];
-    for (size_t k = 0; k < job->n_in; k += PACK_DEPTH) {
-        size_t n = job->n_in - k < PACK_DEPTH ? job->n_in - k : PACK_DEPTH;
-        kernels->transpose[job->src_dtype](turned, KVC_PANEL, read + k * src_element, job->n_in,
-                                           rows, n);
-        char *to = job->panels + (panel * job->n_in + k) * KVC_PANEL * element;
-        if (!kernels->from_f32[job->dtype](to, turned, n * KVC_PANEL)) job->finite = false;
-    }
+    bool carried = job->dtype == job->src_dtype && job->dtype >= KVC_DTYPE_COUNT;
+    bool finite =
+        carried ? pack_blocks(job, panel, read, rows) : pack_values(job, panel, read, rows);
+    if (!finite) job->finite = false;
 }
 
 kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const kvc_source *src,
                            kvc_dtype src_dtype, size_t n_rows, kvc_error *err) {
-    size_t floats = KVC_PANEL * m->n_in * kvc_dtype_bytes(src_dtype) / sizeof(float);
+    if (m->dtype > KVC_Q8_0 && src_dtype != m->dtype) {
+        return kvc_fail(err, KVC_ERROR_UNSUPPORTED, "%s cannot be made of %s, only carried over",
+                        kvc_dtype_name(m->dtype), kvc_dtype_name(src_dtype));
+    }
+    size_t floats = KVC_PANEL * kvc_row_bytes(src_dtype, m->n_in) / sizeof(float);
     kvc_status status = cpu_scratch(s, floats, err);
     if (status) return status;
     pack_job job = {.kernels = s->kernels,
                     .scratch = s->scratch,
                     .scratch_floats = s->scratch_floats,
                     .panels =
-                        (char *)cpu_address(s, m->mem) + row * m->n_in * kvc_dtype_bytes(m->dtype),
+                        (char *)cpu_address(s, m->mem) + row * kvc_row_bytes(m->dtype, m->n_in),
                     .dtype = m->dtype,
                     .src_dtype = src_dtype,
                     .src = src,
@@ -84,6 +193,8 @@ kvc_status cpu_matrix_pack(kvc_stream *s, const kvc_matrix *m, size_t row, const
     }
     return KVC_OK;
 }
+
+/* ---- products ---- */
 
 typedef struct linear_job {
     const cpu_kernels *kernels;
@@ -102,7 +213,7 @@ static const float *widen_block(const linear_job *job, const char *b, size_t n_p
                                 int worker) {
     float *wide = job->scratch + (size_t)worker * job->scratch_floats;
     for (size_t p = 0; p < n_panels; p++) {
-        const char *from = b + p * job->n_in * KVC_PANEL * kvc_dtype_bytes(job->dtype);
+        const char *from = b + p * KVC_PANEL * kvc_row_bytes(job->dtype, job->n_in);
         job->kernels->to_f32[job->dtype](wide + p * DEPTH * KVC_PANEL, from, depth * KVC_PANEL);
     }
     return wide;
@@ -118,8 +229,8 @@ static void linear_chunk(void *context, size_t chunk, int worker) {
     bool widen = job->scratch && rows >= WIDEN_ROWS;
     for (size_t k = 0; k < job->n_in; k += DEPTH) {
         size_t depth = job->n_in - k < DEPTH ? job->n_in - k : DEPTH;
-        const void *b =
-            job->panels + (panel * job->n_in + k) * KVC_PANEL * kvc_dtype_bytes(job->dtype);
+        const void *b = job->panels + KVC_PANEL * (panel * kvc_row_bytes(job->dtype, job->n_in) +
+                                                   kvc_row_bytes(job->dtype, k));
         if (widen) b = widen_block(job, b, n_panels, depth, worker);
         kvc_dtype dtype = widen ? KVC_F32 : job->dtype;
         size_t apart = (widen ? DEPTH : job->n_in) * KVC_PANEL;
@@ -141,7 +252,7 @@ kvc_status cpu_linear(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem src, si
                       .src = cpu_address(s, src),
                       .bias = bias.buffer ? cpu_address(s, bias) : NULL,
                       .panels = (char *)cpu_address(s, m->mem) +
-                                out_begin * m->n_in * kvc_dtype_bytes(m->dtype),
+                                out_begin * kvc_row_bytes(m->dtype, m->n_in),
                       .dst_ld = dst_ld,
                       .src_ld = src_ld,
                       .n_in = m->n_in,
@@ -162,15 +273,17 @@ kvc_status cpu_linear(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem src, si
 kvc_status cpu_embed(kvc_stream *s, kvc_mem dst, size_t dst_ld, const kvc_matrix *m, kvc_mem ids,
                      size_t n, float scale, kvc_error *err) {
     (void)err;
-    float *to = cpu_address(s, dst);
+    float *to = cpu_address(s, dst), wide[KVC_BLOCK * KVC_PANEL];
     const int32_t *id = cpu_address(s, ids);
     const char *panels = cpu_address(s, m->mem);
-    size_t element = kvc_dtype_bytes(m->dtype);
     for (size_t r = 0; r < n; r++, to += dst_ld) {
         size_t panel = (size_t)id[r] / KVC_PANEL, lane = (size_t)id[r] % KVC_PANEL;
-        const char *from = panels + (panel * m->n_in * KVC_PANEL + lane) * element;
-        for (size_t k = 0; k < m->n_in; k++, from += KVC_PANEL * element) {
-            s->kernels->to_f32[m->dtype](to + k, from, 1);
+        const char *from = panels + KVC_PANEL * panel * kvc_row_bytes(m->dtype, m->n_in);
+        for (size_t k = 0; k < m->n_in; k += KVC_BLOCK) {
+            size_t depth = m->n_in - k < KVC_BLOCK ? m->n_in - k : KVC_BLOCK;
+            s->kernels->to_f32[m->dtype](wide, from, depth * KVC_PANEL);
+            for (size_t i = 0; i < depth; i++) to[k + i] = wide[i * KVC_PANEL + lane];
+            from += KVC_PANEL * kvc_row_bytes(m->dtype, KVC_BLOCK);
         }
         s->kernels->scale(to, m->n_in, scale);
     }

@@ -23,6 +23,8 @@ typedef struct mix_job {
     float *dst;
     const float *p; /* [n, ld] */
     const char *panels;
+    float *scratch; /* per worker: a chunk's part of PANELS panels of a block type, in f32 */
+    size_t scratch_floats;
     size_t dst_ld, ld, n, n_in, n_panels;
     kvc_dtype dtype;
     float scale;
@@ -47,18 +49,26 @@ static void softmax_row(void *context, size_t row, int worker) {
 }
 
 static void mix_chunk(void *context, size_t chunk, int worker) {
-    (void)worker;
     const mix_job *job = context;
-    size_t element = kvc_dtype_bytes(job->dtype), column = chunk * COLUMNS;
+    bool blocks = job->dtype >= KVC_DTYPE_COUNT;
+    float *wide = blocks ? job->scratch + (size_t)worker * job->scratch_floats : NULL;
+    size_t column = chunk * COLUMNS, row_bytes = kvc_row_bytes(job->dtype, job->n_in);
     size_t n_columns = job->n_in - column < COLUMNS ? job->n_in - column : COLUMNS;
-    size_t apart = job->n_in * KVC_PANEL;
+    size_t apart = (blocks ? COLUMNS : job->n_in) * KVC_PANEL;
+    kvc_dtype dtype = blocks ? KVC_F32 : job->dtype;
     float *dst = job->dst + column;
     for (size_t r = 0; r < job->n; r++) memset(dst + r * job->dst_ld, 0, n_columns * sizeof *dst);
     for (size_t panel = 0; panel < job->n_panels; panel += PANELS) {
         size_t n_panels = job->n_panels - panel < PANELS ? job->n_panels - panel : PANELS;
-        const char *b = job->panels + (panel * job->n_in + column) * KVC_PANEL * element;
-        job->kernels->mix[job->dtype](dst, job->dst_ld, job->p + panel * KVC_PANEL, job->ld, b,
-                                      apart, job->n, n_panels, n_columns);
+        const char *b =
+            job->panels + KVC_PANEL * (panel * row_bytes + kvc_row_bytes(job->dtype, column));
+        for (size_t p = 0; blocks && p < n_panels; p++) {
+            job->kernels->to_f32[job->dtype](wide + p * apart, b + p * KVC_PANEL * row_bytes,
+                                             n_columns * KVC_PANEL);
+        }
+        job->kernels->mix[dtype](dst, job->dst_ld, job->p + panel * KVC_PANEL, job->ld,
+                                 blocks ? (const char *)wide : b, apart, job->n, n_panels,
+                                 n_columns);
     }
     for (size_t r = 0; r < job->n; r++) {
         job->kernels->scale(dst + r * job->dst_ld, n_columns, job->scale);
@@ -86,6 +96,12 @@ kvc_status cpu_mix(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem logits, si
                    .n_panels = kvc_panel_round(vocab_size) / KVC_PANEL,
                    .dtype = m->dtype,
                    .scale = scale};
+    if (m->dtype >= KVC_DTYPE_COUNT) {
+        status = cpu_scratch(s, PANELS * COLUMNS * KVC_PANEL, err);
+        if (status) return status;
+        job.scratch = s->scratch;
+        job.scratch_floats = s->scratch_floats;
+    }
     return cpu_parallel(s, mix_chunk, &job, (m->n_in + COLUMNS - 1) / COLUMNS, err);
 }
 
@@ -98,7 +114,7 @@ typedef struct nearest_job {
     const cpu_kernels *kernels;
     const float *src;
     const char *panels;
-    float *scratch; /* per worker [n, GROUP * 16] */
+    float *scratch; /* per worker [n, GROUP * 16], then [DEPTH, 16] */
     size_t scratch_floats;
     best_row *best; /* [n_chunks, n] */
     size_t src_ld, n, n_in, n_panels, vocab_size;
@@ -107,12 +123,26 @@ typedef struct nearest_job {
 
 /* dots [n, width]: the products of all vectors with the rows of n_panels panels */
 static void dots_of(const nearest_job *job, float *dots, const char *b, size_t n_panels) {
-    size_t element = kvc_dtype_bytes(job->dtype);
     for (size_t k = 0; k < job->n_in; k += DEPTH) {
         size_t depth = job->n_in - k < DEPTH ? job->n_in - k : DEPTH;
         job->kernels->gemm[job->dtype](dots, GROUP * KVC_PANEL, job->src + k, job->src_ld,
-                                       b + k * KVC_PANEL * element, KVC_PANEL,
+                                       b + KVC_PANEL * kvc_row_bytes(job->dtype, k), KVC_PANEL,
                                        job->n_in * KVC_PANEL, job->n, n_panels, depth, k > 0);
+    }
+}
+
+/* norms [16] = the sums of squares of a panel's rows */
+static void squares_of(const nearest_job *job, float *norms, const char *panel, float *wide) {
+    memset(norms, 0, KVC_PANEL * sizeof *norms);
+    if (job->dtype < KVC_DTYPE_COUNT) {
+        job->kernels->squares[job->dtype](norms, panel, job->n_in);
+        return;
+    }
+    for (size_t k = 0; k < job->n_in; k += DEPTH) {
+        size_t depth = job->n_in - k < DEPTH ? job->n_in - k : DEPTH;
+        job->kernels->to_f32[job->dtype](wide, panel + KVC_PANEL * kvc_row_bytes(job->dtype, k),
+                                         depth * KVC_PANEL);
+        job->kernels->squares[KVC_F32](norms, wide, depth);
     }
 }
 
@@ -120,12 +150,12 @@ static void nearest_chunk(void *context, size_t chunk, int worker) {
     const nearest_job *job = context;
     size_t panel = chunk * GROUP, width = GROUP * KVC_PANEL;
     size_t n_panels = job->n_panels - panel < GROUP ? job->n_panels - panel : GROUP;
-    size_t apart = job->n_in * KVC_PANEL * kvc_dtype_bytes(job->dtype);
+    size_t apart = KVC_PANEL * kvc_row_bytes(job->dtype, job->n_in);
     const char *b = job->panels + panel * apart;
     float *dots = job->scratch + (size_t)worker * job->scratch_floats, norms[GROUP * KVC_PANEL];
     dots_of(job, dots, b, n_panels);
     for (size_t p = 0; p < n_panels; p++) {
-        job->kernels->squares[job->dtype](norms + p * KVC_PANEL, b + p * apart, job->n_in);
+        squares_of(job, norms + p * KVC_PANEL, b + p * apart, dots + job->n * width);
     }
     size_t first = panel * KVC_PANEL, n_rows = n_panels * KVC_PANEL;
     if (n_rows > job->vocab_size - first) n_rows = job->vocab_size - first;
@@ -152,7 +182,7 @@ kvc_status cpu_nearest(kvc_stream *s, kvc_mem best, kvc_mem src, size_t src_ld, 
                        .vocab_size = vocab_size,
                        .dtype = m->dtype};
     size_t n_chunks = (job.n_panels + GROUP - 1) / GROUP;
-    kvc_status status = cpu_scratch(s, n * GROUP * KVC_PANEL, err);
+    kvc_status status = cpu_scratch(s, n * GROUP * KVC_PANEL + DEPTH * KVC_PANEL, err);
     if (status) return status;
     job.scratch = s->scratch;
     job.scratch_floats = s->scratch_floats;

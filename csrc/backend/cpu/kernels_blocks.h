@@ -1,0 +1,82 @@
+/* kernels_blocks.h - the part of kernels_body.h that takes blocks of weights apart (q8_0, q4_0, q4_1).
+ *
+ * A value is its scale times its integer in f32, as GGUF has it, however it is got at: in a tile's
+ * registers or widened beforehand. Included once by kernels_body.h, whose vectors it uses.
+ */
+
+/* 32 columns of a panel as one run of bytes: 16 scales (f16), for Q4_1 16 minima (f16), then the
+ * integers. Q8_0: [32, 16] int8. Q4: [4, 16] words, nibble j of word g being column 8 g + j. */
+typedef struct block_terms {
+    vf scale, low, high; /* Q4_0: what the two places of a nibble need; Q4_1: low is the minimum */
+} block_terms;
+
+/* bytes of n values of a panel; here, so that it is known when this is compiled */
+INLINE size_t panel_bytes(size_t n, kvc_dtype dtype) {
+    if (dtype < KVC_DTYPE_COUNT) return n * (dtype == KVC_F32 ? 4 : 2);
+    return n / KVC_BLOCK * (dtype == KVC_Q8_0 ? 34 : dtype == KVC_Q4_0 ? 18 : 20);
+}
+
+INLINE const char *block_integers(const char *block, kvc_dtype dtype) {
+    return block + (dtype == KVC_Q4_1 ? 64 : 32);
+}
+
+/* A nibble is moved into the mantissa of a float, to bit 12 or 16 of it, whichever is nearer: the
+ * float is 2^11 + nibble or 2^7 + nibble. A scale has 11 bits, so its products with these are exact
+ * in f32, and so is what is left when the power of two (and 8) is taken off again. */
+#define NIBBLE_BIT(j) ((j) % 2 ? 12 : 16)
+#define NIBBLE_BASE(j) ((j) % 2 ? 2048.0f : 128.0f)
+
+INLINE block_terms block_terms_of(const char *block, int v, kvc_dtype dtype) {
+    const uint16_t *scales = (const uint16_t *)block;
+    block_terms t = {.scale = load_as(scales, (size_t)v * LANES, KVC_F16)};
+    if (dtype == KVC_Q4_0) {
+        t.low = t.scale * -(NIBBLE_BASE(1) + 8);
+        t.high = t.scale * -(NIBBLE_BASE(0) + 8);
+        /* Kept as they are: else they are fused with each of the sums they go into. */
+        __asm__("" : "+m"(t.low), "+m"(t.high));
+    } else if (dtype == KVC_Q4_1) {
+        t.low = load_as(scales, PANEL + (size_t)v * LANES, KVC_F16);
+    }
+    return t;
+}
+
+INLINE vf bytes_as_f32(const char *p) {
+#if defined(__x86_64__) && KERNELS_LANES == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(__x86_64__) && KERNELS_LANES == 8
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    vi q;
+    for (int i = 0; i < LANES; i++) q[i] = (signed char)p[i];
+    return __builtin_convertvector(q, vf);
+#endif
+}
+
+/* Column `column` of a block, LANES rows from v * LANES on. */
+INLINE vf block_column(const char *integers, int column, int v, block_terms t, kvc_dtype dtype) {
+    if (dtype == KVC_Q8_0) return t.scale * bytes_as_f32(integers + column * PANEL + v * LANES);
+    int j = column % 8, from = 4 * j, to = NIBBLE_BIT(j);
+    vu word;
+    memcpy(&word, integers + (column / 8 * PANEL + v * LANES) * 4, sizeof word);
+    word = from < to ? word << (to - from) : word >> (from - to);
+    float base = NIBBLE_BASE(j);
+    vf x = (vf)((word & 15u << to) | kvc_bits_of_f32(base));
+    if (dtype == KVC_Q4_0) return t.scale * x + (j % 2 ? t.low : t.high);
+    return t.scale * (x - base) + t.low;
+}
+
+/* n values, a multiple of 512: whole blocks of a panel, as f32 [n / 16, 16] */
+INLINE void blocks_to_f32(float *dst, const void *src, size_t n, kvc_dtype dtype) {
+    const char *block = src;
+    for (size_t done = 0; done < n; done += KVC_BLOCK * PANEL) {
+        for (int v = 0; v < VECTORS; v++) {
+            block_terms t = block_terms_of(block, v, dtype);
+            float *to = dst + done + (size_t)v * LANES;
+#pragma GCC unroll 32
+            for (int i = 0; i < KVC_BLOCK; i++, to += PANEL) {
+                store(to, block_column(block_integers(block, dtype), i, v, t, dtype));
+            }
+        }
+        block += panel_bytes(KVC_BLOCK * PANEL, dtype);
+    }
+}
