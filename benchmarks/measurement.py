@@ -119,7 +119,7 @@ class Setup:
     def load(self) -> kvcomm.Model:
         """The model, on as many threads as asked for."""
         kvcomm.set_num_threads(self.threads)
-        model = kvcomm.Model.load(self.source, dtype=self.dtype, kv_dtype=self.kv_dtype)
+        model = kvcomm.Model.load(self.source, dtype=self.options.dtype, kv_dtype=self.kv_dtype)
         self.dtype = model.dtype
         return model
 
@@ -255,7 +255,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
         "--model", default="smollm2-135m", metavar="M",
         help="names, folders or GGUF files, or random:SHAPE (kvcomm.shapes); several by comma",
     )  # fmt: skip
-    made.add_argument("--dtype", default="f32", help="of the weights; auto: as stored")
+    made.add_argument("--dtype", default="f32", help="of the weights (also q8_0); auto: as stored")
     made.add_argument("--kv-dtype", default="f32", help="of keys and values")
     made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     made.add_argument("--rounds", type=int, default=ROUNDS, help=f"at least {ROUNDS}")

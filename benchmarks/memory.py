@@ -54,7 +54,7 @@ def measure(setup: Setup) -> Iterator[Line]:
         n = min(QUICK if setup.quick else TOKENS, model.max_position - STEPS)
         ids = token_ids(model, n)
         peers = {name: peer_peak(peer, ids) for name, peer in setup.peers("peak", model).items()}
-    arguments = [setup.source, setup.dtype, setup.kv_dtype, str(setup.threads), str(n)]
+    arguments = [setup.source, setup.options.dtype, setup.kv_dtype, str(setup.threads), str(n)]
     found = []
 
     def ours() -> float:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
+REPRODUCTION = RESULTS / "reproduce-qwen2.5-coder-0.5b"
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -36,6 +37,13 @@ def hotpotqa() -> str:
     for lines in zip(*runs.values(), strict=True):
         rows.append([lines[0]["method"], *(line["recovered"] for line in lines)])
     return markdown(rows)
+
+
+def methods() -> str:
+    """The first table of the reproduction's main table, as `match`; without n and paper's value."""
+    text = (REPRODUCTION / "table-1.md").read_text(encoding="utf-8")
+    rows = re.search(r"^\|.*?(?=\n\n)", text, flags=re.DOTALL | re.MULTILINE)[0]
+    return re.sub(r" n=\d+| \(paper [^)]*\)", "", rows)
 
 
 def speed() -> str:
@@ -70,7 +78,7 @@ def parity() -> str:
     return markdown(rows)
 
 
-MAKERS = {"hotpotqa": hotpotqa, "speed": speed, "parity": parity}
+MAKERS = {"hotpotqa": hotpotqa, "methods": methods, "speed": speed, "parity": parity}
 
 
 def main() -> None:
