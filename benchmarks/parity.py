@@ -13,6 +13,7 @@ difference between the two tokens' logits at that step; below NEAR_TIE it is a n
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -329,7 +330,9 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--out", type=Path, help="JSON file for counts and differences")
     options = parser.parse_args()
-    command = " ".join(["python", *sys.argv])
+    # Paths say where files lie on one machine; their names say which they are.
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    command = shlex.join(["python", "benchmarks/parity.py", *words])
     report = {"command": command, **environment.machine(), "models": {}}
     faults = 0
     for name in options.models.split(","):
