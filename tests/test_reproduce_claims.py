@@ -202,6 +202,8 @@ def test_rows_that_are_the_same(change: float, as_good: bool, n: int, expected: 
         (0.1, -0.01, 0.2, 11, 0.0, "about n=14 would tell, if the value stays"),
         # The end is above 0 already; a verdict asks for ten records all the same.
         (0.5, 0.4, 0.6, 4, 0.0, "about n=10 would tell, if the value stays"),
+        # The end stands on 0, which is not above it: it takes more records than there are.
+        (0.03, 0.0, 0.07, 40, 0.0, "about n=41 would tell, if the value stays"),
         (0.0, -0.1, 0.1, 100, 0.0, "no n up to 1000 times as large would tell, if the value stays"),
         (0.001, -0.1, 0.1, 99, 0.0, "no n up to 1000 times as large would tell, if the value"),
         (0.1, np.nan, np.nan, 50, 0.0, "the interval has no ends, so no n can be given"),

@@ -89,6 +89,8 @@ def enough(found: Interval, at_least: float) -> str:
     if ratio > MOST_TIMES:
         return f"no n up to {MOST_TIMES} times as large would tell, if the value stays"
     n = max(FEW, found.n * ratio)
+    if found.n >= FEW:
+        n = max(n, found.n + 1)  # an end that stands on at_least itself is not above it
     digit = 10 ** max(0, math.floor(math.log10(n)) - 1)
     # A little off, so that a whole number stays one whatever rounding did to it.
     return f"about n={math.ceil(n / digit - 1e-9) * digit} would tell, if the value stays"
