@@ -15,8 +15,8 @@ typedef struct cpu_kernels {
     /* c [m, 16 * n_panels] (row stride ldc) = a [m, k] (row stride lda) x b, or += when add.
      * Element (depth, panel, lane) of b stands at panel * b_panel + depth * b_step + lane. Each
      * output is one chain over k from zero, then one addition to c. One entry per dtype of b. A
-     * block type's panels are runs of blocks of 32 depths (kernels_body.h), b_panel values apart; k
-     * is a multiple of 32 and the bits are those of the f32 product of the same values. */
+     * block type's panels are runs of blocks of 32 depths (kernels_blocks.h), b_panel values apart;
+     * k is a multiple of 32 and the bits are those of the f32 product of the same values. */
     void (*gemm[KVC_MATRIX_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda,
                                          const void *b, size_t b_step, size_t b_panel, size_t m,
                                          size_t n_panels, size_t k, bool add);

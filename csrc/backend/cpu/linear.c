@@ -7,7 +7,7 @@
  * stays in the first-level cache and a long chain of roundings is cut.
  *
  * In the block types (q8_0, q4_0, q4_1) 32 columns of a panel are one run of bytes, which
- * kernels_body.h describes. Each value is the scale times the integer in f32, as in GGUF, and the
+ * kernels_blocks.h describes. Each value is the scale times the integer in f32, as in GGUF, and the
  * product is that of these values, with the same bits as if they were held in f32.
  */
 #include "../dtype.h"
