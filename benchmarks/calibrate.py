@@ -14,15 +14,11 @@ Contexts and questions are random ids.
     python benchmarks/calibrate.py --model smollm2-135m --json
 """
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from time import perf_counter
 
 from handover import timed
-from measurement import LIMIT, OURS, Line, Setup, Slice, main, token_ids
+from measurement import LIMIT, OURS, Line, Setup, Slice, alone, main, run_alone, token_ids
 from peers.wire import memory, reset_peak
 
 import kvcomm
@@ -33,10 +29,9 @@ QUESTIONS, QUICK_QUESTIONS = (32, 512), (32,)
 LONG, QUICK_LONG = (8192, 32768), (1024, 4096)
 
 #: First argument of the process that is measured.
-ALONE = "--alone"
 
 
-def alone(source: str, dtype: str, kv_dtype: str, threads: int, n: int) -> int:
+def measure_alone(source: str, dtype: str, kv_dtype: str, threads: int, n: int) -> int:
     """Bytes that a tapped question takes behind n tokens, in this process."""
     kvcomm.set_num_threads(threads)
     model = kvcomm.Model.load(source, dtype=dtype, kv_dtype=kv_dtype)
@@ -84,14 +79,7 @@ def tap(model: kvcomm.Model, kv: KV, ids: list[int], mass: str | None) -> Slice:
 
 def memory_lines(setup: Setup) -> Iterator[Line]:
     for n in QUICK_LONG if setup.quick else LONG:
-        arguments = [setup.source, setup.dtype, setup.kv_dtype, str(setup.threads), str(n)]
-
-        def ours(arguments: list[str] = arguments) -> float:
-            command = [sys.executable, __file__, ALONE, *arguments]
-            reply = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            return float(json.loads(reply.stdout))
-
-        times = setup.alternate({OURS: ours})
+        times = setup.alternate({OURS: lambda n=n: float(alone(setup, __file__, n))})
         yield setup.line(f"mass memory {n}", times, lambda n_bytes: n_bytes / 1e6, "MB")
 
 
@@ -121,16 +109,5 @@ def measure(setup: Setup) -> Iterator[Line]:
     yield from memory_lines(setup)
 
 
-def measured_alone() -> None:
-    """The process that is measured."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument(ALONE, nargs=5, required=True)
-    source, dtype, kv_dtype, threads, n = parser.parse_args().alone
-    print(json.dumps(alone(source, dtype, kv_dtype, int(threads), int(n))))
-
-
-if __name__ == "__main__":
-    if ALONE in sys.argv:
-        measured_alone()
-    else:
-        main(__doc__, measure)
+if __name__ == "__main__" and not run_alone(measure_alone):
+    main(__doc__, measure)

@@ -20,6 +20,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -243,6 +244,27 @@ def gguf_file(setup: Setup, model: kvcomm.Model) -> Path | None:
     from peers import gguf_types
 
     return gguf_types.prepared(Path(source), setup.dtype, process.ENVIRONMENTS / "gguf")
+
+
+# ---- a process of its own ------------------------------------------------------------------
+
+ALONE = "--alone"
+
+
+def alone(setup: Setup, script: str, n: int) -> Any:
+    """What a script's `measure_alone` gives in a fresh process, since memory is a process's."""
+    words = [setup.source, setup.options.dtype, setup.kv_dtype, str(setup.threads), str(n)]
+    command = [sys.executable, script, ALONE, *words]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def run_alone(measure_alone: Callable[[str, str, str, int, int], Any]) -> bool:
+    """In that process: measure and print. False where this is not it."""
+    if ALONE not in sys.argv:
+        return False
+    source, dtype, kv_dtype, threads, n = sys.argv[sys.argv.index(ALONE) + 1 :]
+    print(json.dumps(measure_alone(source, dtype, kv_dtype, int(threads), int(n))))
+    return True
 
 
 # ---- the command ---------------------------------------------------------------------------

@@ -10,13 +10,9 @@ files count, since they are resident too.
     python benchmarks/memory.py --model qwen2.5-coder-0.5b --dtype bf16 --json
 """
 
-import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
-from measurement import LIMIT, OURS, Line, Setup, main, token_ids
+from measurement import LIMIT, OURS, Line, Setup, alone, main, run_alone, token_ids
 from peers.process import Peer
 from peers.wire import memory
 
@@ -24,10 +20,9 @@ TOKENS, QUICK = 2048, 256
 STEPS = 8
 
 #: First argument of the process that is measured.
-ALONE = "--alone"
 
 
-def alone(source: str, dtype: str, kv_dtype: str, threads: int, n: int) -> dict[str, int]:
+def measure_alone(source: str, dtype: str, kv_dtype: str, threads: int, n: int) -> dict[str, int]:
     """Load, read n tokens and decode in this process; bytes."""
     import kvcomm
     from kvcomm._core import Session, Workspace
@@ -54,13 +49,10 @@ def measure(setup: Setup) -> Iterator[Line]:
         n = min(QUICK if setup.quick else TOKENS, model.max_position - STEPS)
         ids = token_ids(model, n)
         peers = {name: peer_peak(peer, ids) for name, peer in setup.peers("peak", model).items()}
-    arguments = [setup.source, setup.options.dtype, setup.kv_dtype, str(setup.threads), str(n)]
     found = []
 
     def ours() -> float:
-        command = [sys.executable, __file__, ALONE, *arguments]
-        reply = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found.append(json.loads(reply.stdout))
+        found.append(alone(setup, __file__, n))
         return float(found[-1]["peak"])
 
     times = setup.alternate(
@@ -71,16 +63,5 @@ def measure(setup: Setup) -> Iterator[Line]:
     yield setup.line(f"peak {n}", times, lambda n_bytes: n_bytes / 1e9, "GB")
 
 
-def measured_alone() -> None:
-    """The process that is measured."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument(ALONE, nargs=5, required=True)
-    source, dtype, kv_dtype, threads, n = parser.parse_args().alone
-    print(json.dumps(alone(source, dtype, kv_dtype, int(threads), int(n))))
-
-
-if __name__ == "__main__":
-    if ALONE in sys.argv:
-        measured_alone()
-    else:
-        main(__doc__, measure)
+if __name__ == "__main__" and not run_alone(measure_alone):
+    main(__doc__, measure)
