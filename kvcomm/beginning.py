@@ -8,7 +8,7 @@ who may share (the same packets, no look-ahead) is the caller's to know.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from kvcomm.cost import Work
 from kvcomm.shapes import Shape
 
 Ids = NDArray[np.int32]
+_Made = TypeVar("_Made")
 
 #: Fewer tokens saved do not pay for a pass of their own, for which all weights are read.
 LEAST_SAVED = 64
@@ -40,6 +41,13 @@ class Beginning:
         """Put a new session, with what it is given, behind these tokens of a longer prompt."""
         session.reserve(n_prompt)
         session.resume(self.tail)
+
+
+def once(prompts: Sequence[Ids], make: Callable[[list[Ids]], Sequence[_Made]]) -> list[_Made]:
+    """What is made of each prompt, ids [n]; of equal ones once, as of two questions' one text."""
+    distinct = {ids.tobytes(): ids for ids in prompts}
+    found = dict(zip(distinct, make(list(distinct.values())), strict=True))
+    return [found[ids.tobytes()] for ids in prompts]
 
 
 def shared_length(prompts: Sequence[Ids]) -> int:

@@ -7,7 +7,7 @@ summary.py counts.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from kvcomm.selection import LayerScores
 from kvcomm.summary import row_key, summarise
 from kvcomm.tasks import Example, Task
 
-#: K and V that the prompts of one batch may take; longer records make smaller batches.
+#: K and V that the prompts of one batch may take; longer contexts make smaller batches.
 BATCH_BYTES = 1 << 30
 
 #: Fields of a line of the log, in order. A record that failed has "error" besides; one whose answer
@@ -303,27 +303,27 @@ def _answer(bench: Bench, rows: Sequence[_Row], batch_size: int, shown: bool) ->
         score = Running(
             {row.key: row.method.label for row in rows}, bench.prompts.task.metric, log.records
         )
-        models = (bench.sender.model, bench.receiver.model)
-        room = BATCH_BYTES // max(model.memory["kv_per_token"] for model in models)
-        batches = list(_batches(bench.items, batch_size, room))
         with bar(len(left.wanted), "answer", done=len(left.done), shown=shown) as answers:
-            for record in _lacking(bench, rows, left, batches):
+            for record in _lacking(bench, rows, left, batch_size):
                 answers.set_postfix_str(score.add(log.append(record)), refresh=False)
                 answers.update()
 
 
-def _lacking(
-    bench: Bench, rows: Sequence[_Row], left: _Left, batches: Sequence[Sequence[int]]
-) -> Iterator[Record]:
+def _lacking(bench: Bench, rows: Sequence[_Row], left: _Left, batch_size: int) -> Iterator[Record]:
     """The lines that the log lacks, in the order of batches, methods and records."""
     items, scored = bench.items, bench.prompts.plan.scored
+    models = (bench.sender.model, bench.receiver.model)
+    room = BATCH_BYTES // max(model.memory["kv_per_token"] for model in models)
+    batches = list(_batches(items, range(len(items)), batch_size, room, shared=True))
     for batch, upcoming in zip(batches, [*batches[1:], []], strict=True):
         for row in rows:
-            todo = [number for number in batch if left.lacks(number, row)]
-            for number, result in _attempt(row.method, bench, items, todo):
-                for record in _records(scored[number], row, result, bench):
-                    if (record["id"], row.key) not in left.done:
-                        yield record
+            lacking = [number for number in batch if left.lacks(number, row)]
+            shared = row.method.shares_contexts
+            for todo in _batches(items, lacking, len(batch), room, shared=shared):
+                for number, result in _attempt(row.method, bench, items, todo):
+                    for record in _records(scored[number], row, result, bench):
+                        if (record["id"], row.key) not in left.done:
+                            yield record
         bench.forget([items[n] for n in upcoming if isinstance(items[n], Item)])
 
 
@@ -341,20 +341,34 @@ def _tell(bench: Bench, log: Log, left: _Left) -> None:
 
 
 def _batches(
-    items: Sequence[Item | Exception], batch_size: int, n_tokens: int
+    items: Sequence[Item | Exception],
+    numbers: Iterable[int],
+    batch_size: int,
+    n_tokens: int,
+    *,
+    shared: bool,
 ) -> Iterator[list[int]]:
-    """Numbers of successive items: batch_size of them, fewer when they pass n_tokens."""
+    """Numbers of successive items: batch_size of them, fewer when they hold more than n_tokens;
+    shared: a context that several have is held once."""
     batch: list[int] = []
-    tokens = 0
-    for number, item in enumerate(items):
-        more = 0 if isinstance(item, Exception) else len(item.skyline)
-        if batch and (len(batch) == batch_size or tokens + more > n_tokens):
+    for number in numbers:
+        full = len(batch) == batch_size
+        if batch and (full or _held([items[n] for n in (*batch, number)], shared) > n_tokens):
             yield batch
-            batch, tokens = [], 0
+            batch = []
         batch.append(number)
-        tokens += more
     if batch:
         yield batch
+
+
+def _held(items: Sequence[Item | Exception], shared: bool) -> int:
+    """Tokens of a batch, of its longest prompts."""
+    whole = [item for item in items if isinstance(item, Item)]
+    if not shared:
+        return sum(len(item.skyline) for item in whole)
+    contexts = {item.skyline[: item.skyline_shared].tobytes(): item for item in whole}
+    alone = sum(len(item.skyline) - item.skyline_shared for item in whole)
+    return alone + sum(item.skyline_shared for item in contexts.values())
 
 
 def _item_or_error(writer: Prompts, number: int) -> Item | ValueError:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,16 @@ def test_both_agents_count_their_work(tiny: Callable[..., Path], device: str) ->
     one = bench.sender.counts["linear_flops"]
     logits(AC("replace", 0, 1), bench)
     assert bench.sender.counts["linear_flops"] == one  # embeddings cost no product
+
+
+def test_a_context_of_several_questions_is_run_once(tiny: Callable[..., Path], device: str) -> None:
+    bench = bench_of(Model.load(tiny("llama"), device=device))
+    one, other, _ = items()
+    again = replace(other, sender=one.sender)
+    method = AC("sum", 2, 1)
+    outcomes = method.run(bench, [one, other, again])
+    assert bench.sender.counts["tokens"] == 21 + 11
+    assert outcomes[2] == replace(method.run(bench, [again])[0], seconds=outcomes[2].seconds)
 
 
 def test_variants_and_what_they_are_called() -> None:

@@ -321,6 +321,9 @@ class Method(ABC):
 
     name: ClassVar[str]
 
+    #: Whether what it holds of a context is held once for all items of a batch that have it.
+    shares_contexts: ClassVar[bool] = True
+
     @property
     @abstractmethod
     def label(self) -> str:

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from kvcomm import hidden
 from kvcomm._core import Workspace
 from kvcomm.agents import Receiver, Sender
+from kvcomm.beginning import once
 from kvcomm.errors import MismatchError
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, TokenIds
-from kvcomm.methods.nld import NLD, once, phases
+from kvcomm.methods.nld import NLD, phases
 from kvcomm.prefilled import Prefilled
 from kvcomm.prompts import refine_parts
 from kvcomm.tokenizer import Tokenizer
@@ -111,7 +112,8 @@ class Cipher(NLD):
             [ids for parts, _ in dealt for ids in parts],
             lambda new: self.write(bench, bench.sender, new),
         )
-        others = [[one.message for one in islice(written, len(parts))] for parts, _ in dealt]
+        sent = iter(written)
+        others = [[one.message for one in islice(sent, len(parts))] for parts, _ in dealt]
         arrived = time.perf_counter()
         own = once([i.receiver for i in items], lambda new: self.write(bench, receiver, new))
         texts = [

@@ -67,6 +67,7 @@ class Control(Method):
     seed: int = selection.SEED
 
     name = "control"
+    shares_contexts = False  # shuffled and noise are each record's own
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -9,18 +9,17 @@ prompts.py, cut as published by plan.py.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from kvcomm.agents import Receiver
+from kvcomm.beginning import once
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, Senders, TokenIds
 from kvcomm.prompts import refine_message
 from kvcomm.tokenizer import Tokenizer
 from kvcomm.turns import Stats
-
-_Written = TypeVar("_Written")
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,8 @@ class NLD(Method):
             [item.receiver for item in items],
             lambda new: _texts(receiver, receiver.model.tokenizer, new, self.message_tokens),
         )
-        others = [list(islice(written, len(parts))) for parts, _ in dealt]
+        texts = iter(written)
+        others = [list(islice(texts, len(parts))) for parts, _ in dealt]
         refine = []
         for item, first, texts in zip(items, own, others, strict=True):
             message = refine_message(prompts.question(item.example), first, texts)
@@ -127,16 +127,6 @@ def phases(started: float, arrived: float, thought: float, stats: Stats) -> Seco
     """The sender's time up to `arrived`; the receiver's includes its own first answer, up to
     `thought`."""
     return Seconds.of(stats, sender=arrived - started, before=thought - arrived)
-
-
-def once(
-    prompts: Sequence[TokenIds], write: Callable[[list[TokenIds]], list[_Written]]
-) -> Iterator[_Written]:
-    """What is written to each prompt, ids [n]; to equal ones once, as for two questions about one
-    text."""
-    distinct = {ids.tobytes(): ids for ids in prompts}
-    found = dict(zip(distinct, write(list(distinct.values())), strict=True))
-    return iter([found[ids.tobytes()] for ids in prompts])
 
 
 def _texts(

@@ -44,6 +44,7 @@ class PrependHidden(Method):
     to_layer: int = 0
 
     name = "prepend_hidden"
+    shares_contexts = False
 
     @property
     def label(self) -> str:

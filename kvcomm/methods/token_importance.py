@@ -51,6 +51,7 @@ class TokenImportance(Method):
     seed: int = selection.SEED
 
     name = "token_importance"
+    shares_contexts = False
 
     def __post_init__(self) -> None:
         if self.token not in TOKENS:

@@ -14,8 +14,8 @@ from eval_bench import EXAMPLES, FIELDS, TASK, Fake, lines, timeless, variant_an
 
 from kvcomm import metrics, prompts
 from kvcomm.agents import Receiver, Sender
-from kvcomm.evaluate import evaluate
-from kvcomm.methods import Options, methods
+from kvcomm.evaluate import _batches, evaluate
+from kvcomm.methods import Item, Options, methods
 from kvcomm.model import Model
 from kvcomm.plan import divide
 from kvcomm.progress import Running
@@ -112,6 +112,27 @@ def test_each_context_is_read_once_for_all_variants(
     monkeypatch.setattr("kvcomm.evaluate.BATCH_BYTES", 1)
     run(methods(("kvcomm",), options), n_calibration=1, batch_size=4, out=tmp_path / "long")
     assert read == [1] * 7
+
+
+def test_a_context_that_several_records_have_is_held_once() -> None:
+    def item(number: int, context: list[int], question: list[int]) -> Item:
+        ids = np.array([*context, *question], np.int32)
+        return Item(number, EXAMPLES[0], ids, ids, ids, ids, len(context), 0, 0, ())
+
+    one, other = [1] * 80, [2] * 70
+    items: list[Item | Exception] = [
+        item(0, one, [5] * 10), item(1, one, [6] * 10), ValueError("broken"),
+        item(3, other, [5] * 10), item(4, one, [7] * 10), item(5, other, [8] * 10),
+    ]  # fmt: skip
+    every = range(len(items))
+    # 90 tokens and 10 more for the second; with the other context it would be 180.
+    together = list(_batches(items, every, 50, 180, shared=True))
+    assert together == [[0, 1, 2, 3], [4, 5]]
+    assert list(_batches(items, every, 50, 179, shared=True)) == [[0, 1, 2], [3, 4], [5]]
+    assert list(_batches(items, every, 3, 1000, shared=True)) == [[0, 1, 2], [3, 4, 5]]
+    assert list(_batches(items, every, 50, 180, shared=False)) == [[0, 1, 2], [3, 4], [5]]
+    # A record that is too long for any batch is alone in one.
+    assert list(_batches(items, [0, 1], 50, 1, shared=True)) == [[0], [1]]
 
 
 def test_layers_chosen_online_change_at_every_t_th_record(run: Any, tmp_path: Path) -> None:
