@@ -1,12 +1,14 @@
 """All benchmarks of the suite on all models, with their results, table and plots in one folder.
 
-Runs each script as a process of its own, one after another, and keeps what it printed: for each
-model and weight type `bench-MODEL-DTYPE.jsonl`, and from all of them `bench.md` (command, machine,
-commit, what the scripts said of peers and of the machine, every line) and a plot per question,
-`bench-NAME.svg`. A script that fails is named at the end and the status says so; what others
-printed is kept.
+Runs each script as a process of its own, one after another, and keeps what it printed at once, so
+that one can stop and go on: `bench.json` has per run (script, model, weights) its command, commit,
+machine, load, seconds, what was said of peers, and its lines. From it are made `bench.md`, which
+has the targets of `targets.py` filled in, and a plot per question, `bench-NAME.svg`. A run takes
+the place of an earlier one of the same script, model and weights. A script that fails is named at
+the end and the status says so.
 
     python benchmarks/bench.py                    # both models, f32 and bf16: hours
+    python benchmarks/bench.py --missing          # what is not there yet
     python benchmarks/bench.py --quick            # every script in two minutes at most
     python benchmarks/bench.py --tables           # table and plots again, from what is there
 
@@ -15,10 +17,12 @@ Arguments after -- go to every script, such as -- --peers none.
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +36,11 @@ MODELS = "smollm2-135m,qwen2.5-coder-0.5b"
 #: Scripts of which a model with random weights, that has no tokenizer, is capable.
 IDS_ONLY = tuple(name for name in SCRIPTS if name != "evaluate")
 
-#: What the lines in a folder were made with, and how a script's own words begin.
-ABOUT, NOTE = "bench.json", "benchmarks: "
+#: The runs in a folder, and how a script's own words begin.
+RUNS, NOTE = "bench.json", "benchmarks: "
 
 Row = dict[str, Any]
+Run = dict[str, Any]
 
 
 def commit() -> str:
@@ -45,27 +50,64 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def run(
-    script: str, model: str, dtype: str, arguments: Sequence[str]
-) -> subprocess.CompletedProcess[str]:
+def measure(script: str, model: str, dtype: str, arguments: Sequence[str]) -> Run:
     """Runs a script; shows what it printed."""
-    command = [sys.executable, str(HERE / f"{script}.py"), "--model", model, "--dtype", dtype]
-    command += ["--json", *arguments]
-    print(shlex.join([f"benchmarks/{script}.py", *command[2:]]), flush=True)
-    done = subprocess.run(command, capture_output=True, text=True)
+    from kvcomm import environment
+
+    words = ["--model", model, "--dtype", dtype, *arguments]
+    command = f"python benchmarks/{script}.py {shown(words)}"
+    print(command, flush=True)
+    load, start = os.getloadavg()[0], time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, str(HERE / f"{script}.py"), *words, "--json"],
+        capture_output=True,
+        text=True,
+    )
     print(done.stderr, end="", file=sys.stderr, flush=True)
     print(done.stdout, end="", flush=True)
-    return done
+    said = done.stderr.splitlines()
+    return {
+        "script": script,
+        "model": Path(model).name,
+        "dtype": dtype,
+        "command": command,
+        "commit": commit(),
+        "machine": environment.machine(),
+        "load_before": round(load, 2),
+        "seconds": round(time.perf_counter() - start),
+        "status": done.returncode,
+        "notes": [line.removeprefix(NOTE) for line in said if line.startswith(NOTE)],
+        "lines": [json.loads(line) for line in done.stdout.splitlines()],
+    }
 
 
-def file_of(out: Path, model: str, dtype: str) -> Path:
-    return out / f"bench-{Path(model).name.replace(':', '-')}-{dtype}.jsonl"
+def shown(words: Sequence[str]) -> str:
+    """Arguments without folders, which say where files lie on one machine."""
+    return shlex.join(re.sub("[^,=]*/", "", word) for word in words)
 
 
-def read(out: Path) -> list[Row]:
-    """All lines in the folder."""
-    files = sorted(out.glob("bench-*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+def key(run: Run) -> tuple[str, str, str]:
+    return run["model"], run["dtype"], run["script"]
+
+
+def read(out: Path) -> list[Run]:
+    """The runs in a folder."""
+    path = out / RUNS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def keep(out: Path, run: Run) -> None:
+    """Put a run into the folder, in place of an earlier one of its kind."""
+    from kvcomm.packet import write_whole
+
+    runs = {key(one): one for one in [*read(out), run]}
+    text = json.dumps(list(runs.values()), indent=1) + "\n"
+    write_whole(out / RUNS, text.encode())
+
+
+def lines_of(runs: Iterable[Run]) -> list[Row]:
+    """All lines."""
+    return [line for run in runs for line in run["lines"]]
 
 
 # ---- what is made of them ----
@@ -159,32 +201,37 @@ def plot(rows: Sequence[Row], beginning: str, axis: str) -> str | None:
     return svg(figure)
 
 
-def describe(out: Path, words: Sequence[str], notes: Iterable[str]) -> None:
-    """bench.json: what the lines in the folder were made with."""
-    from kvcomm import environment
-
-    # Paths say where files lie on one machine; their names say which they are.
-    shown = [re.sub("[^,=]*/", "", word) for word in words]
-    made = {
-        "command": shlex.join(["python", "benchmarks/bench.py", *shown]),
-        "commit": commit(),
-        "machine": environment.machine(),
-        "notes": list(dict.fromkeys(notes)),
-    }
-    (out / ABOUT).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+def about(runs: Iterable[Run]) -> str:
+    """Commands, commits, machines and what was said, as Markdown."""
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        place = f"commit {run['commit']}, {json.dumps(run['machine'])}"
+        load = f"load before it {run['load_before']}"
+        line = f"    {run['command']}    # {run['seconds']} s, {load}"
+        groups.setdefault(place, []).append(line)
+    notes = dict.fromkeys(f"- {note}" for run in runs for note in run["notes"])
+    parts = [f"{place}:\n\n" + "\n".join(lines) for place, lines in groups.items()]
+    return "\n\n".join([*parts, "\n".join(notes)])
 
 
 def write(out: Path) -> None:
     """bench.md and the plots, from what is in the folder."""
+    import targets
+
     from kvcomm.packet import write_whole
 
-    rows, made = read(out), json.loads((out / ABOUT).read_text(encoding="utf-8"))
-    notes = "".join(f"- {note}\n" for note in made["notes"])
-    text = (
-        f"# Benchmarks\n\n    {made['command']}\n\ncommit {made['commit']}, "
-        f"{json.dumps(made['machine'])}\n\n{notes}\n{table(rows)}\n"
-    )
-    write_whole(out / "bench.md", text.encode())
+    runs = read(out)
+    rows = lines_of(runs)
+    parts = [
+        "# Benchmarks",
+        "## Targets",
+        targets.table(rows),
+        "## Every line",
+        table(rows),
+        "## How it was made",
+        about(runs),
+    ]
+    write_whole(out / "bench.md", ("\n\n".join(parts).strip() + "\n").encode())
     for name, (beginning, axis) in PLOTS.items():
         drawn = plot(rows, beginning, axis)
         if drawn is not None:
@@ -196,6 +243,7 @@ def main() -> None:
     parser.add_argument("--models", default=MODELS, help=f"by comma (default {MODELS})")
     parser.add_argument("--dtypes", default="f32,bf16", help="by comma (default f32,bf16)")
     parser.add_argument("--scripts", default=",".join(SCRIPTS), help="by comma (default all)")
+    parser.add_argument("--missing", action="store_true", help="only runs that are not there")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--tables", action="store_true", help="measure nothing")
@@ -208,21 +256,18 @@ def main() -> None:
     if unknown:
         parser.error(f"--scripts: {unknown[0]!r} is none of {', '.join(SCRIPTS)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    failed, notes = [], []
+    failed = []
+    there = {key(run) for run in read(arguments.out) if not run["status"]}
     for model in () if arguments.tables else arguments.models.split(","):
+        able = IDS_ONLY if model.startswith("random:") else SCRIPTS
         for dtype in arguments.dtypes.split(","):
-            able = IDS_ONLY if model.startswith("random:") else SCRIPTS
-            lines = []
             for script in (name for name in scripts if name in able):
-                done = run(script, model, dtype, further)
-                lines.append(done.stdout)
-                said = done.stderr.splitlines()
-                notes += [line.removeprefix(NOTE) for line in said if line.startswith(NOTE)]
-                if done.returncode:
-                    failed.append(f"{script} {model} {dtype}: status {done.returncode}")
-            file_of(arguments.out, model, dtype).write_text("".join(lines), encoding="utf-8")
-    if not arguments.tables:
-        describe(arguments.out, words, notes)
+                if arguments.missing and (Path(model).name, dtype, script) in there:
+                    continue
+                run = measure(script, model, dtype, further)
+                keep(arguments.out, run)
+                if run["status"]:
+                    failed.append(f"{script} {model} {dtype}: status {run['status']}")
     write(arguments.out)
     if failed:
         sys.exit("\n".join(failed))

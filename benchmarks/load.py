@@ -23,7 +23,7 @@ from kvcomm._core import Session, Workspace
 def measure(setup: Setup) -> Iterator[Line]:
     model = setup.load()
     peers, reads = setup.peers("load", model), setup.reads()
-    n_bytes, dtype = model.memory["files"], setup.options.dtype
+    n_bytes, dtype = model.memory["files"], setup.load_dtype
     model.close()
 
     def ours() -> float:

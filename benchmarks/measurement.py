@@ -43,6 +43,9 @@ ROUNDS = 5
 #: Prefix of a model that is a shape with random weights.
 RANDOM = "random:"
 
+#: Types that only a file can have: a GGUF file with all matrices so, or "keep", as it is.
+OF_FILES = ("q4_0", "q4_1", "keep")
+
 Times = dict[str, list[float]]
 Slice = Callable[[], float]
 
@@ -86,13 +89,14 @@ class Setup:
     ----------
     name : str
         The model as it is printed.
-    source : str
-        What `kvcomm.Model.load` takes: a name, a folder, or a GGUF file. Random weights are written
-        when it is first asked for, and gone when the setup is closed.
+    source, load_dtype : str
+        What `kvcomm.Model.load` takes: a name, a folder, or a GGUF file, and the weights' type.
+        Random weights are written when it is first asked for, and gone when the setup is closed;
+        for a type that only a file can have a folder is made of a GGUF file, and kept.
     shape : str or None
         The shape's name, of a model with random weights.
     dtype : str
-        Of the weights; after `load` what they are held in.
+        Of the weights as they are printed; after `load` what they are held in.
     threads, rounds, quick, options
         As asked for.
     """
@@ -100,7 +104,7 @@ class Setup:
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.shape = name[len(RANDOM) :] if name.startswith(RANDOM) else None
         self.name = Path(name).name if self.shape is None else f"{self.shape} (random)"
-        self._source = name if self.shape is None else None
+        self._named = self._source = name if self.shape is None else None
         self._stack = contextlib.ExitStack()
         self.dtype: str = options.dtype
         self.kv_dtype: str = options.kv_dtype
@@ -115,13 +119,19 @@ class Setup:
         if self._source is None:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory())
             self._source = str(random_weights.write(self.shape, Path(folder)))
+        if self.options.dtype in OF_FILES and not Path(self._source).is_dir():
+            self._source = str(kept(self, self._source))
         return self._source
+
+    @property
+    def load_dtype(self) -> str:
+        return "auto" if self.options.dtype in OF_FILES else self.options.dtype
 
     def load(self) -> kvcomm.Model:
         """The model, on as many threads as asked for."""
         kvcomm.set_num_threads(self.threads)
-        model = kvcomm.Model.load(self.source, dtype=self.options.dtype, kv_dtype=self.kv_dtype)
-        self.dtype = model.dtype
+        model = kvcomm.Model.load(self.source, dtype=self.load_dtype, kv_dtype=self.kv_dtype)
+        self.dtype = self.options.dtype if self.options.dtype in OF_FILES else model.dtype
         return model
 
     def close(self) -> None:
@@ -156,7 +166,7 @@ class Setup:
             return None
         fields = {"folder": str(model.path), "dtype": self.dtype, "threads": self.threads}
         if kind.needs == "gguf":
-            path = gguf_file(self, model)
+            path = gguf_file(self, self._named)
             if path is None:
                 say(f"{name} left out: no GGUF file of {self.name} (--gguf FILE)")
                 return None
@@ -230,20 +240,38 @@ def say(line: str) -> None:
     print(f"benchmarks: {line}", file=sys.stderr, flush=True)
 
 
-def gguf_file(setup: Setup, model: kvcomm.Model) -> Path | None:
-    """The model as a GGUF file of the weights' type: the file named, or one of its cache."""
+def gguf_file(setup: Setup, name: str | None) -> Path | None:
+    """The model as a GGUF file of the weights' type, made of the file that was named, or of the
+    one that `name` is or stands for; None where there is none."""
     from kvcomm import catalogue
 
     source = setup.options.gguf
-    if source is None and setup.source.endswith(".gguf"):
-        source = Path(setup.source)
-    if source is None and setup.source in catalogue.CATALOGUE:
-        source = catalogue.fetch(setup.source)
-    if source is None:
-        return None
+    if source is None and name is not None and name.endswith(".gguf"):
+        source = Path(name)
+    if source is None and name in catalogue.CATALOGUE:
+        source = catalogue.fetch(name)
+    if source is None or setup.dtype == "keep":
+        return source
     from peers import gguf_types
 
     return gguf_types.prepared(Path(source), setup.dtype, process.ENVIRONMENTS / "gguf")
+
+
+def kept(setup: Setup, name: str) -> Path:
+    """A folder with the blocks of that file as they are; made once.
+
+    Raises
+    ------
+    ValueError
+        There is no GGUF file.
+    """
+    from kvcomm import convert
+
+    path = gguf_file(setup, name)
+    if path is None:
+        raise ValueError(f"weights in {setup.dtype}: no GGUF file of {setup.name} (--gguf FILE)")
+    folder = process.ENVIRONMENTS / "gguf" / f"{path.stem}-kept"
+    return folder if folder.exists() else convert.convert(path, folder, "keep")
 
 
 # ---- a process of its own ------------------------------------------------------------------
@@ -253,7 +281,7 @@ ALONE = "--alone"
 
 def alone(setup: Setup, script: str, n: int) -> Any:
     """What a script's `measure_alone` gives in a fresh process, since memory is a process's."""
-    words = [setup.source, setup.options.dtype, setup.kv_dtype, str(setup.threads), str(n)]
+    words = [setup.source, setup.load_dtype, setup.kv_dtype, str(setup.threads), str(n)]
     command = [sys.executable, script, ALONE, *words]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
@@ -277,7 +305,12 @@ def parser(doc: str) -> argparse.ArgumentParser:
         "--model", default="smollm2-135m", metavar="M",
         help="names, folders or GGUF files, or random:SHAPE (kvcomm.shapes); several by comma",
     )  # fmt: skip
-    made.add_argument("--dtype", default="f32", help="of the weights (also q8_0); auto: as stored")
+    made.add_argument(
+        "--dtype",
+        default="f32",
+        help="of the weights: f32, f16, bf16, q8_0; q4_0, q4_1: a GGUF file stored again in it; "
+        "keep: one as it is; auto: as stored",
+    )
     made.add_argument("--kv-dtype", default="f32", help="of keys and values")
     made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     made.add_argument("--rounds", type=int, default=ROUNDS, help=f"at least {ROUNDS}")

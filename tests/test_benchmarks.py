@@ -353,27 +353,35 @@ def test_a_gguf_file_in_another_type_has_the_same_values(
 # ---- what bench.py makes of it ----
 
 
-def row(name: str, value: float, share: float | None, **peers: float) -> str:
-    return json.dumps(
-        {
-            "name": name, "model": "m", "dtype": "f32", "threads": 2, "value": value,
-            "unit": "tokens/s", "limit_share": share, "peers": peers, "rounds": 5, "spread": 0.1,
-        }
-    )  # fmt: skip
+def row(name: str, value: float, share: float | None, **peers: float) -> dict[str, Any]:
+    return {
+        "name": name, "model": "m", "dtype": "f32", "threads": 2, "value": value,
+        "unit": "tokens/s", "limit_share": share, "peers": peers, "rounds": 5, "spread": 0.1,
+    }  # fmt: skip
 
 
-def test_tables_and_plots_are_made_from_lines(
+def run_of(script: str, *lines: dict[str, Any], model: str = "m", **fields: Any) -> dict[str, Any]:
+    return {
+        "script": script, "model": model, "dtype": "f32", "command": f"python {script}.py",
+        "commit": "abc", "machine": {"threads": 2}, "load_before": 0.1, "seconds": 9, "status": 0,
+        "notes": ["other: 1.0"], "lines": list(lines),
+    } | fields  # fmt: skip
+
+
+def test_tables_and_plots_are_made_from_runs(
     script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [row("prefill 128", 1000.0, 0.5, other=1.5), row("prefill 512", 1200.0, 0.8, other=2)]
-    lines += [row("batch 4 decode", 90.0, 0.7), row("load", 0.25, None)]
-    (tmp_path / "bench-m-f32.jsonl").write_text("\n".join(lines) + "\n")
-    about = {"command": "how", "commit": "abc", "machine": {"threads": 2}, "notes": ["other: 1.0"]}
-    (tmp_path / "bench.json").write_text(json.dumps(about))
+    bench = script("bench")
+    fast = row("prefill 512", 1200.0, 0.8, other=2)
+    bench.keep(tmp_path, run_of("prefill", row("prefill 128", 1000.0, 0.5, other=1.5), fast))
+    bench.keep(tmp_path, run_of("batch", row("batch 4 decode", 90.0, 0.7), commit="def"))
+    bench.keep(tmp_path, run_of("load", row("load", 0.25, None)))
     monkeypatch.setattr(sys, "argv", ["bench.py", "--tables", "--out", str(tmp_path)])
-    script("bench").main()
+    bench.main()
     text = (tmp_path / "bench.md").read_text()
-    assert "    how\n" in text and "commit abc" in text and "- other: 1.0\n" in text
+    assert "    python prefill.py    # 9 s, load before it 0.1\n" in text
+    assert "commit abc, " in text and "commit def, " in text
+    assert text.count("- other: 1.0\n") == 1
     assert "| m | f32 | 2 | prefill 512 | 1200 tokens/s | 80% | 2.00x other | 10% |" in text
     assert "| m | f32 | 2 | load | 0.25 tokens/s |  |  | 10% |" in text
     assert "m f32, other" in (tmp_path / "bench-prefill.svg").read_text()
@@ -381,10 +389,61 @@ def test_tables_and_plots_are_made_from_lines(
     assert not (tmp_path / "bench-decode.svg").exists()
 
 
+def test_a_run_takes_the_place_of_an_earlier_one_of_its_kind(
+    script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    bench = script("bench")
+    bench.keep(tmp_path, run_of("load", row("load", 1.0, None)))
+    bench.keep(tmp_path, run_of("load", row("load", 2.0, None), model="other"))
+    bench.keep(tmp_path, run_of("load", row("load", 3.0, None)))
+    runs = bench.read(tmp_path)
+    assert [(run["model"], run["lines"][0]["value"]) for run in runs] == [
+        ("m", 3.0),
+        ("other", 2.0),
+    ]
+
+
+def test_missing_runs_only_what_is_not_there(
+    script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = script("bench")
+    bench.keep(tmp_path, run_of("load", row("load", 1.0, None)))
+    bench.keep(tmp_path, run_of("decode", status=1))
+    measured = []
+
+    def measure(name: str, model: str, dtype: str, further: list[str]) -> dict[str, Any]:
+        measured.append((name, model, dtype, further))
+        return run_of(name, model=model)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    words = ["--scripts", "decode,load", "--models", "m,n", "--dtypes", "f32", "--missing"]
+    monkeypatch.setattr(sys, "argv", ["bench.py", *words, "--out", str(tmp_path), "--", "--x"])
+    bench.main()
+    assert [one[:2] for one in measured] == [("decode", "m"), ("decode", "n"), ("load", "n")]
+    assert measured[0][2:] == ("f32", ["--x"])
+
+
+def test_targets_say_what_is_not_reached(script: Callable[[str], ModuleType]) -> None:
+    rows = [
+        row("prefill 512", 1200.0, 0.86, transformers=1.2) | {"dtype": "bf16"},
+        row("prefill 2048", 1200.0, 0.84, transformers=1.4),
+        row("load", 0.6, 0.9),
+        row("load packet", 9.0, 0.1),
+    ]
+    lines = script("targets").table(rows).splitlines()[2:]
+    assert [line.split(" | ")[4] for line in lines] == ["prefill 512", "prefill 2048", "load"]
+    assert [line.rpartition(" | ")[2] for line in lines] == [
+        "not by transformers |", "not by limit |", "not by value |",
+    ]  # fmt: skip
+    assert (
+        "85% of the limit, 1.3x transformers, 1.3x transformers-4.53.3, 1.2x llama.cpp" in lines[0]
+    )
+
+
 def test_a_series_is_sorted_by_the_number_in_its_names(
     script: Callable[[str], ModuleType],
 ) -> None:
-    rows = [json.loads(row(name, 1.0, 1.0)) for name in ("batch 16 decode", "batch 4 decode")]
+    rows = [row(name, 1.0, 1.0) for name in ("batch 16 decode", "batch 4 decode")]
     series = script("bench").points(rows, "batch ")
     assert [(label, [n for n, _ in held]) for label, held in series.items()] == [
         ("m f32 decode", [4, 16])
@@ -396,20 +455,12 @@ def test_the_short_table_has_a_row_per_model_and_type(
 ) -> None:
     rows = [row("prefill 128", 9.0, 0.1), row("prefill 512", 1200.0, 0.8, other=2.04)]
     rows += [row("decode after 128", 48.0, 0.9)]
-    assert script("bench").performance(map(json.loads, rows)).splitlines()[2:] == [
+    assert script("bench").performance(rows).splitlines()[2:] == [
         "| m | f32 | 1200 tokens/s, 80% of the limit, 2.0x other | 48 tokens/s, 90% of the limit "
         "| - |"
     ]
 
 
-def test_the_command_that_is_kept_names_no_folder(
-    script: Callable[[str], ModuleType], tmp_path: Path
-) -> None:
-    bench = script("bench")
-    words = ["--models", "/a/b/model,other", "--", "--peers", "transformers=/c/python"]
-    bench.describe(tmp_path, words, ["busy", "peer", "busy"])
-    made = json.loads((tmp_path / "bench.json").read_text())
-    assert made["command"] == (
-        "python benchmarks/bench.py --models model,other -- --peers transformers=python"
-    )
-    assert made["notes"] == ["busy", "peer"]
+def test_the_command_that_is_kept_names_no_folder(script: Callable[[str], ModuleType]) -> None:
+    words = ["--model", "/a/b/model,other", "--peers", "x=/c/python,y=d/python"]
+    assert script("bench").shown(words) == "--model model,other --peers x=python,y=python"
