@@ -159,9 +159,9 @@ INLINE bool from_f32(void *dst, const float *src, size_t n, kvc_dtype dtype) {
 
 /* ---- matrix product ---- */
 
-/* How far ahead a tile asks for weights: its streams are short, and the processor's own prefetch
- * stops at the end of a page. */
-enum { AHEAD = 1024 };
+/* How far ahead a tile asks for weights, in bytes: its streams are short, and the processor's own
+ * prefetch stops at the end of a page. What takes longer to take apart needs less of it. */
+#define AHEAD(dtype) ((dtype) > KVC_Q8_0 ? 512 : 1024)
 
 /* sum += a x one column of weights w */
 INLINE void add_column(const int rows, const int vectors, vf sum[][4 * VECTORS], const float *a,
@@ -184,7 +184,7 @@ INLINE void float_sums(const int rows, const int panels, const kvc_dtype dtype,
             size_t at =
                 (size_t)(v / VECTORS) * b_panel + d * b_step + (size_t)(v % VECTORS) * LANES;
             w[v] = load_as(b, at, dtype);
-            __builtin_prefetch((const char *)b + panel_bytes(at, dtype) + AHEAD);
+            __builtin_prefetch((const char *)b + panel_bytes(at, dtype) + AHEAD(dtype));
         }
         add_column(rows, panels * VECTORS, sum, a + d, lda, w);
     }
@@ -198,7 +198,8 @@ INLINE void block_sums(const int rows, const int panels, const kvc_dtype dtype,
     for (const char *block = b; k; k -= KVC_BLOCK, a += KVC_BLOCK) {
         block_terms t[4 * VECTORS];
 #pragma GCC unroll 4
-        for (int p = 0; p < panels; p++) __builtin_prefetch(block + (size_t)p * apart + AHEAD);
+        for (int p = 0; p < panels; p++)
+            __builtin_prefetch(block + (size_t)p * apart + AHEAD(dtype));
 #pragma GCC unroll 16
         for (int v = 0; v < panels * VECTORS; v++) {
             t[v] = block_terms_of(block + (size_t)(v / VECTORS) * apart, v % VECTORS, dtype);
@@ -206,7 +207,8 @@ INLINE void block_sums(const int rows, const int panels, const kvc_dtype dtype,
         for (int line = 0; line < KVC_BLOCK / per_line; line++) {
             const char *at = block_integers(block, dtype) + line * 64;
 #pragma GCC unroll 4
-            for (int p = 0; p < panels; p++) __builtin_prefetch(at + (size_t)p * apart + AHEAD);
+            for (int p = 0; p < panels; p++)
+                __builtin_prefetch(at + (size_t)p * apart + AHEAD(dtype));
 #pragma GCC unroll 8
             for (int i = 0; i < per_line; i++) {
                 vf w[4 * VECTORS];
@@ -248,24 +250,27 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
 }
 
 /* Panels per tile by tile height: as many sums as the registers hold, and several far-apart
- * streams of weights when there are few rows (a decode step reads memory and nothing else). */
+ * streams of weights when there are few rows (a decode step reads memory and nothing else). Blocks
+ * need registers of their own for what takes them apart. */
+#define BLOCKS(dtype) ((dtype) >= KVC_DTYPE_COUNT)
 #if LANES == 16
-#define WIDTH(rows) 4
+#define WIDTH(rows, dtype) (BLOCKS(dtype) && (rows) > 3 ? 2 : 4)
 #elif LANES == 8
-#define WIDTH(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+#define WIDTH(rows, dtype) ((rows) > 2 ? 1 : (rows) == 2 || (dtype) > KVC_Q8_0 ? 2 : 4)
 #else
-#define WIDTH(rows) ((rows) == 1 ? 2 : 1)
+#define WIDTH(rows, dtype) ((rows) == 1 ? 2 : 1)
 #endif
 
 #define TILES(rows, dtype)                                                                         \
     for (size_t p = 0; p < n_panels;) {                                                            \
         const char *bp = (const char *)b + panel_bytes(p * b_panel, dtype);                        \
-        if (WIDTH(rows) > 1 && p + WIDTH(rows) <= n_panels) {                                      \
-            tile(rows, WIDTH(rows), dtype, c + p * PANEL, ldc, a, lda, bp, b_step, b_panel, k,     \
-                 add);                                                                             \
-            p += WIDTH(rows);                                                                      \
+        float *cp = c + p * PANEL;                                                                 \
+        enum { W = WIDTH(rows, dtype) };                                                           \
+        if (W > 1 && p + W <= n_panels) {                                                          \
+            tile(rows, W, dtype, cp, ldc, a, lda, bp, b_step, b_panel, k, add);                    \
+            p += W;                                                                                \
         } else {                                                                                   \
-            tile(rows, 1, dtype, c + p * PANEL, ldc, a, lda, bp, b_step, b_panel, k, add);         \
+            tile(rows, 1, dtype, cp, ldc, a, lda, bp, b_step, b_panel, k, add);                    \
             p += 1;                                                                                \
         }                                                                                          \
     }
