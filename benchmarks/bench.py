@@ -30,6 +30,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (
     "limits", "prefill", "decode", "batch", "handover", "calibrate", "evaluate", "load", "memory",
+    "phases",
 )  # fmt: skip
 MODELS = "smollm2-135m,qwen2.5-coder-0.5b"
 

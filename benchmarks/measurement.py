@@ -219,6 +219,12 @@ class Setup:
             spread=significant((max(values) - min(values)) / middle if middle else 0.0, 3),
         )
 
+    def single(self, name: str, value: float, unit: str, *, n: int) -> Line:
+        """A result that is no rate of rounds: one value, out of n samples."""
+        return Line(
+            name, self.name, self.dtype, self.threads, significant(value), unit, None, {}, n, 0.0
+        )
+
     # ---- limits ----
 
     def reads(self) -> limits.Reads:

@@ -98,7 +98,7 @@ def test_every_script_prints_its_lines(name: str, tiny: Callable[..., Path]) -> 
 
 
 def test_every_script_of_the_suite_is_tried(script: Callable[[str], ModuleType]) -> None:
-    assert set(script("bench").SCRIPTS) == set(LINES)
+    assert set(script("bench").SCRIPTS) == {*LINES, "phases"}
 
 
 def test_fewer_than_five_rounds_are_refused(tiny: Callable[..., Path]) -> None:
@@ -348,6 +348,40 @@ def test_a_gguf_file_in_another_type_has_the_same_values(
         assert gguf_types.prepared(source, dtype, tmp_path / "made") == path
     with pytest.raises(ValueError, match="'q2_k' is none of"):
         gguf_types.prepared(source, "q2_k", tmp_path / "made")
+
+
+# ---- phases ----
+
+#: What `perf script -F ip,sym` prints of three samples.
+SAMPLES = """\
+\t    7f21 gemm_f32+0x10
+\t    7f22 linear_chunk+0x51
+\t    7f23 worker_main
+
+\t    7f21 gemm_f32+0x10
+\t    7f24 attention_task
+\t    7f25 cpu_parallel
+
+\t    7f26 pause
+\t    7f23 worker_main
+"""
+
+
+def test_a_sample_belongs_to_the_innermost_phase(script: Callable[[str], ModuleType]) -> None:
+    phases = script("phases")
+    found = [phases.phase(stack) for stack in phases.stacks(SAMPLES)]
+    assert found == ["products", "attention", "waiting"]
+    assert phases.phase(["memcpy"]) == phases.OTHER
+
+
+def test_without_perf_it_is_said_that_nothing_is_measured(
+    script: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert list(script("phases").measure(None)) == []
+    assert "no perf here" in capsys.readouterr().err
 
 
 # ---- what bench.py makes of it ----
