@@ -72,10 +72,16 @@ def divide(
         raise ValueError(f"calibration records: {n_calibration} is negative")
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected 1 or more records, found {limit}")
-    pool = _dealable(examples if calibration is None else calibration, senders)
+    source = examples if calibration is None else calibration
+    pool = _dealable(source, senders)
     chosen = tuple(pool[:n_calibration])
     if len(chosen) < n_calibration:
-        raise ValueError(f"calibration records: expected {n_calibration}, found {len(chosen)}")
+        left_out = len(source) - len(pool)
+        why = f", {left_out} left out ({_ONE_PIECE})" if left_out else ""
+        raise ValueError(
+            f"calibration records: expected {n_calibration}, found {len(chosen)} of "
+            f"{len(source)}{why}"
+        )
     taken = set() if published else {(one.context, one.question) for one in chosen}
     excluded: dict[str, list[str]] = {"calibration": [], "no gold answer": []}
     dealable = _dealable(examples, senders)
@@ -93,8 +99,8 @@ def divide(
     if not scored:
         counts = ", ".join(f"{len(ids)} left out ({why})" for why, ids in excluded.items())
         raise ValueError(f"no record to score: of {len(examples)}, {counts}")
-    left_out = {why: tuple(ids) for why, ids in excluded.items()}
-    return Plan(chosen, tuple(scored[:limit]), left_out, published)
+    named = {why: tuple(ids) for why, ids in excluded.items()}
+    return Plan(chosen, tuple(scored[:limit]), named, published)
 
 
 _ONE_PIECE = "no context for two senders"
@@ -161,6 +167,8 @@ class Prompts:
         # Behind the prompt there has to be room for an answer, the model's or a gold one.
         reserve = max([bench.max_new_tokens, *golds])
         self._room = min(model.max_position for model in models.values()) - reserve
+        if limit is not None and limit < 1:
+            raise ValueError(f"max_input_tokens: expected 1 or more, found {limit}")
         self.limit = min(MAX_INPUT_TOKENS if limit is None else limit, self._room)
         if self.limit < 1:
             raise ValueError(

@@ -18,7 +18,7 @@ from typing import Any
 from kvcomm.errors import FormatError
 from kvcomm.records import RECORDS, Record, dumps, read_log, write_json
 from kvcomm.selection import LayerScores
-from kvcomm.summary import MEANS, row_key
+from kvcomm.summary import MEANS, SECONDS, row_key
 
 RUN = "run.json"
 SUMMARY = "summary.json"
@@ -56,17 +56,23 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     return run, sorted(_read_records(folder / RECORDS), key=lambda record: record["index"])
 
 
-#: Fields of a line of the log that a summary needs.
-_FIELDS = ("id", "index", "method", "settings", "gold", *MEANS, "seconds")
+_NUMBER: tuple[type, ...] = (int, float, type(None))
+#: Fields of a line of the log that a summary needs, and what each holds, by the field around them.
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "": {
+        "id": (str,), "index": (int,), "method": (str,), "settings": (dict,), "gold": (list,),
+        **dict.fromkeys(MEANS, _NUMBER), "seconds": (dict,),
+    },
+    "settings": {"layers": (list, type(None))},
+    "seconds": dict.fromkeys(SECONDS, _NUMBER),
+}  # fmt: skip
 
 
 def _read_records(path: Path) -> list[Record]:
     records = read_log(path) if path.exists() else []
     seen: set[tuple[str, str]] = set()
     for number, record in enumerate(records, 1):
-        for name in _FIELDS:
-            if name not in record:
-                raise FormatError(f"{path} record {number}: no field {name!r}")
+        _check_line(f"{path} record {number}", record)
         key = record["id"], row_key(record["method"], record["settings"])
         if key in seen:
             raise FormatError(
@@ -75,6 +81,20 @@ def _read_records(path: Path) -> list[Record]:
             )
         seen.add(key)
     return records
+
+
+def _check_line(place: str, record: Record) -> None:
+    for part, fields in _FIELDS.items():
+        where, inside = (f"{place}, {part}", record[part]) if part else (place, record)
+        for name, kinds in fields.items():
+            if name not in inside:
+                raise FormatError(f"{where}: no field {name!r}")
+            if not isinstance(inside[name], kinds):
+                expected = " or ".join(kind.__name__ for kind in kinds)
+                found = type(inside[name]).__name__
+                raise FormatError(f"{where}: field {name!r} is {found}, expected {expected}")
+    if not all(isinstance(text, str) for text in record["gold"]):
+        raise FormatError(f"{place}: field 'gold' is not a list of str")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -383,6 +383,8 @@ class LayerScores:
         where = f"layer scores {os.fsdecode(path)!r}"
         try:
             document = json.loads(Path(os.fsdecode(path)).read_bytes())
+            if not isinstance(document, dict):
+                raise FormatError(f"{where}: {type(document).__name__}, expected an object")
             if document["format"] != FORMAT:
                 raise FormatError(f"{where}: format {document['format']!r}, expected {FORMAT!r}")
             if document["version"] not in (1, VERSION):
@@ -405,10 +407,12 @@ class LayerScores:
                 None if first is None else np.array(first, np.float64),
                 task,
             )
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(f"{where} is not such a file: {error!r}") from None
+        except FormatError:
+            raise
+        except KeyError as error:
+            raise FormatError(f"{where}: no field {error}") from None
+        except (ValueError, TypeError) as error:
+            raise FormatError(f"{where} is not such a file: {error}") from None
         shape = scores.sample_mass.shape
         if len(shape) != 3 or 0 in shape:
             raise FormatError(f"{where}: sample_mass has shape {shape}, expected 3 axes")

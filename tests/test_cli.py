@@ -241,6 +241,15 @@ def test_failed_records_give_status_1(run: Any, model: str, data: Path, tmp_path
     assert printed.count("0 (6 failed)") == 2
 
 
+def test_a_limit_of_prompts_is_refused_where_none_is_cut(run: Any, tmp_path: Path) -> None:
+    data = tmp_path / "tipsheets.jsonl"
+    assert run("make-data", "--task", "tipsheets", "--records", 2, "--out", data)[0] == 0
+    words = ["--task", "tipsheets", "--data", data, "--out", tmp_path / "run"]
+    status, _, told = run("eval", "--model", tmp_path, *words, "--max-input-tokens", 40)
+    assert status == 2
+    assert told == "kvcomm: error: --max-input-tokens: prompts of task 'tipsheets' are never cut\n"
+
+
 HOLD_TEXT = "The hold is dry. It was built by Ann in the yard of Bo."
 TASK_FILES: dict[str, tuple[dict[str, Any], list[list[str]], str]] = {
     "qasper": (
@@ -310,6 +319,17 @@ def test_scores_into_a_folder_that_is_not_there(
     assert status == 2
     assert str(out) in told
     assert ".scores.json" not in told  # the file that is written first
+
+
+def test_an_alpha_out_of_range_leaves_no_scores(
+    run: Any, model: str, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "scores.json"
+    words = ["calibrate", "--model", model, "--task", "hotpotqa", "--data", data, "--out", out]
+    for alpha in (7, -1, "nan"):
+        status, _, told = run(*words, "--alpha", alpha, on_device=True)
+        assert (status, told) == (2, f"kvcomm: error: alpha: {alpha} is outside 0 .. 1\n")
+        assert not out.exists()
 
 
 # ---- generate ------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ def test_records_that_cannot_be_dealt_out_are_left_out_for_several_senders() -> 
     assert "no context for two senders" not in divide(records).excluded
     with pytest.raises(ValueError, match=r"7 left out \(no context for two senders\)"):
         divide(EXAMPLES, n_calibration=0, senders="documents")
+    with pytest.raises(ValueError, match=r"found 0 of 7, 7 left out \(no context for two"):
+        divide(EXAMPLES, n_calibration=1, senders="split")
 
 
 # ---- prompts -------------------------------------------------------------------------------
@@ -187,6 +189,8 @@ def test_a_question_that_leaves_no_room_is_an_error(pair: tuple[Sender, Receiver
         items(pair, "paper", 60, EXAMPLES[0])
     with pytest.raises(ValueError, match="context is empty"):
         items(pair, "paper", None, replace(EXAMPLES[0], context="  "))
+    with pytest.raises(ValueError, match="max_input_tokens: expected 1 or more, found 0"):
+        items(pair, "paper", 0, EXAMPLES[0])
 
 
 # ---- prompts that methods write ------------------------------------------------------------

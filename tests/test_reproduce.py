@@ -298,6 +298,12 @@ def test_levels_are_taken_from_the_ranking(made: Path) -> None:
         (("figure-1",), {}, "figure-1 is not made: it has no values"),
         (("table-1",), {"tasks": ("musique",)}, "no data file below .* for musique"),
         (("table-10",), {"tasks": ("countries",)}, "table-10 has none of the tasks countries"),
+        (("table-4",), {"tasks": ("mmlu",)}, "table-4 has none of the tasks mmlu"),
+        # A message needs a context, which mmlu has not.
+        (("figure-4",), {"tasks": ("mmlu",)}, "figure-4 has none of the tasks mmlu"),
+        (("figure-8",), {"tasks": ("mmlu",)}, "figure-8 has none of the tasks mmlu"),
+        (("figure-2",), {"tasks": ("mmlu",)}, "no data file below .* for mmlu"),
+        (("table-1",), {"tasks": ("tips",)}, "task: 'tips', expected one of hotpotqa"),
     ],
 )
 def test_what_cannot_be_made(

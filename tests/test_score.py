@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 
 import made_runs
 import pytest
@@ -205,6 +206,29 @@ def test_a_missing_field_is_named(tmp_path, name):
     del lines[1][name]
     with pytest.raises(FormatError, match=f"records.jsonl record 2: no field '{name}'"):
         command(make(tmp_path / "run", lines))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("id", 5, ": field 'id' is int, expected str"),
+        ("index", "x", ": field 'index' is str, expected int"),
+        ("nll", "x", ": field 'nll' is str, expected int or float or NoneType"),
+        ("settings", [], ": field 'settings' is list, expected dict"),
+        ("settings", {}, ", settings: no field 'layers'"),
+        ("seconds", {"sender": 0.0}, ", seconds: no field 'transfer'"),
+        ("gold", [1], ": field 'gold' is not a list of str"),
+    ],
+)
+def test_a_field_of_another_kind_is_named_before_anything_is_written(
+    tmp_path, name, value, message
+):
+    lines = whole()
+    lines[1][name] = value
+    folder = make(tmp_path / "run", lines)
+    with pytest.raises(FormatError, match=re.escape(f"records.jsonl record 2{message}")):
+        remade(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["records.jsonl", "run.json"]
 
 
 def test_damaged_lines_are_not_dropped_by_scoring(tmp_path):

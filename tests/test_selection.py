@@ -372,9 +372,10 @@ def test_load_refuses(tmp_path: Path, change, message):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(kvcomm.errors.FormatError, match=message):
         LayerScores.load(path)
-    path.write_bytes(b"\xff\x00 not json")
-    with pytest.raises(kvcomm.errors.FormatError, match=r"scores\.json"):
-        LayerScores.load(path)
+    for content, told in ((b"\xff\x00 not json", "not such a file"), (b"[1]", "list, expected an")):
+        path.write_bytes(content)
+        with pytest.raises(kvcomm.errors.FormatError, match=rf"scores\.json.*{told}"):
+            LayerScores.load(path)
 
 
 @pytest.mark.parametrize("value", [-1, -5])

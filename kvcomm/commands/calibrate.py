@@ -46,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"--samples: {arguments.samples} is outside 1 .. {len(examples)}, the records of "
             f"{arguments.data}"
         )
+    if not 0 <= arguments.alpha <= 1:
+        raise ValueError(f"alpha: {arguments.alpha:g} is outside 0 .. 1")
     sender, receiver = load_pair(arguments, arguments.preset)
     bench = Bench(
         sender,

@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     from kvcomm.methods import methods
     from kvcomm.runs import read_run
 
-    _check_options(arguments)
     task = tasks.find(arguments.task)
+    _check_options(arguments, task)
     chosen = methods(arguments.methods, options_of(arguments))
     measured = any(method.calibrated for method in chosen) and arguments.scores is None
     plan = _plan(arguments, task, measured=measured)
@@ -107,8 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     return show_run(summary, written, arguments)
 
 
-def _check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that go with others only."""
+def _check_options(arguments: argparse.Namespace, task: "Task") -> None:
+    """Refuse options that go with others, or with other tasks, only."""
     if arguments.published_protocol and (
         arguments.preset != "reference" or arguments.calibration is not None
     ):
@@ -117,6 +117,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         )
     if arguments.scores_of is not None and arguments.scores is None:
         raise ValueError("--scores-of goes with --scores")
+    if arguments.max_input_tokens is not None and not task.truncates:
+        raise ValueError(f"--max-input-tokens: prompts of task {task.name!r} are never cut")
 
 
 def _plan(arguments: argparse.Namespace, task: "Task", *, measured: bool) -> "Plan":

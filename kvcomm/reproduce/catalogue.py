@@ -10,9 +10,9 @@ from kvcomm.reproduce.exhibit import TASKS, Exhibit
 _MAIN = "baseline, skyline, NLD, CIPHER, AC by three rules, KVComm at 0.3, 0.5, 0.7, all layers"
 _RANDOM = "KVComm against as many random layers at 0.3, 0.5, 0.7"
 _TOKEN = "One token's hidden state kept or zeroed at layer l"
-_TOKEN_RUNS = "token_importance: keep and zero, of four tokens, over layers; one model"
+_TOKEN_RUNS = "one model, token importance: four tokens kept, and zeroed, over layers"
 _PREPEND = "Hidden states of layer k prepended at layer j"
-_PREPEND_RUNS = "prepend_hidden over (k, j)"
+_PREPEND_RUNS = "the context's hidden states of layer k prepended, over (k, j)"
 
 EXHIBITS: dict[str, Exhibit] = {
     one.name: one

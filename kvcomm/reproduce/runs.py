@@ -108,7 +108,8 @@ class Runs:
     def chosen(self, exhibit: Exhibit) -> list[Data]:
         """The tasks of an exhibit that have data; what has none is told.
 
-        A figure can be made of any task that is asked for, a table only of its columns.
+        A figure can be made of any task that is asked for and has contexts, a table only of its
+        columns.
 
         Raises
         ------
@@ -118,7 +119,11 @@ class Runs:
         names, wanted = exhibit.tasks, self.request.tasks
         if wanted is not None:
             table = exhibit.name.startswith("table")
-            names = tuple(name for name in wanted if not table or name in names)
+            names = tuple(
+                name
+                for name in wanted
+                if name in exhibit.tasks or (tasks.find(name).needs_context and not table)
+            )
             if not names:
                 raise NoDataError(f"{exhibit.name} has none of the tasks {', '.join(wanted)}")
         found = [one for one in map(self.data, names) if one is not None]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvcomm.report.tables import METRICS
 from kvcomm.reproduce import tables
 from kvcomm.reproduce.exhibit import Built, Exhibit, heading
 from kvcomm.reproduce.measures import MEASURES, PUBLISHED, RECOVERED, Results
@@ -87,7 +88,12 @@ def build(
 
 
 def _called(results: Results, measure: str) -> str:
-    return f"{results.metric} (published metric)" if measure == PUBLISHED else measure
+    return f"{_metric(results)} (published metric)" if measure == PUBLISHED else measure
+
+
+def _metric(results: Results) -> str:
+    """How reports write the task's metric."""
+    return METRICS.get(results.metric or "", "no metric")
 
 
 def _table(
@@ -134,7 +140,7 @@ def _part(results: Results, measure: str, part: Curves | Map, table: Table) -> "
     from kvcomm.reproduce.figures import Heat, Line, Panel, widest
 
     title = _title_of(results, measure, table)
-    label = AXIS.get(measure, f"{results.metric}, mean, 0 to 1")
+    label = AXIS.get(measure, f"{_metric(results)}, mean, 0 to 1")
     if isinstance(part, Map):
         values = tuple(
             tuple(

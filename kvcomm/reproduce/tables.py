@@ -7,6 +7,7 @@ tables. Figures are in sweeps.py and curves.py.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from kvcomm.report.tables import METRICS
 from kvcomm.reproduce import groups, paper
 from kvcomm.reproduce.exhibit import HEADINGS, Built, Exhibit
 from kvcomm.reproduce.groups import RATIOS, Group
@@ -125,10 +126,10 @@ def _beside(runs: Runs, printed: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _metrics(results: Sequence[Results]) -> str:
-    """Which metric is whose: "match; rouge_l_recall for tmath"."""
+    """Which metric is whose: "match for hotpotqa; published ROUGE-L for tmath"."""
     by_metric: dict[str, list[str]] = {}
     for one in results:
-        by_metric.setdefault(str(one.metric), []).append(one.task.name)
+        by_metric.setdefault(METRICS.get(one.metric or "", "none"), []).append(one.task.name)
     if len(by_metric) == 1:
         return next(iter(by_metric))
     return "; ".join(f"{metric} for {', '.join(names)}" for metric, names in by_metric.items())
@@ -261,10 +262,11 @@ def sizes(runs: Runs, exhibit: Exhibit) -> Built:
             for name, n in printed.items()
             if name.endswith(paper.LARGER)
         }
+    there = {one.task.name: one for one in runs.chosen(exhibit)}
     names = [name for name in exhibit.tasks if not _unwanted(runs, name)]
     cells, sources = {}, {}
     for name in names:
-        found = runs.data(name)
+        found = there.get(name)
         if found is not None:
             sources[name] = found.sources(one.id for one in found.plan.scored)
         for column, n in (
