@@ -281,6 +281,17 @@ TASK_FILES: dict[str, tuple[dict[str, Any], list[list[str]], str]] = {
 }  # fmt: skip
 
 
+def test_a_run_says_that_it_read_the_whole_text(run: Any, model: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    stored = {"_id": "a", "input": "Who?", "context": "Passage 1:\nAnn.", "answers": ["Ann"]}
+    path.write_text(json.dumps(stored) + "\n")
+    words = ["eval", "--model", model, "--task", "hotpotqa", "--data", path, "--json"]
+    words += ["--methods", "baseline", "--max-new-tokens", 2, "--out", tmp_path / "run"]
+    status, printed, told = run(*words, on_device=True)
+    assert status == 0, told
+    assert json.loads(printed)["settings"]["context"] == "full"
+
+
 @pytest.mark.parametrize("task", TASK_FILES)
 def test_eval_of_the_other_tasks(run: Any, model: str, tmp_path: Path, task: str) -> None:
     stored, golds, context = TASK_FILES[task]

@@ -163,10 +163,11 @@ def test_hotpotqa_is_the_same_in_every_form(tmp_path, record, form):
     assert full.split("split") == (FULL.split("\n\n")[0], FULL.split("\n\n", 1)[1])
 
 
-def test_longbench_text_serves_as_both_contexts(tmp_path):
+def test_longbench_text_is_the_whole_context(tmp_path):
     path = write(tmp_path, lines({"input": "q?", "context": "text", "answers": ["a", "b"]}))
-    for context in ("gold", "full"):
-        assert TASKS["hotpotqa"].load(path, context) == [Example("0", 0, "text", "q?", ("a", "b"))]
+    expected = Example("0", 0, "text", "q?", ("a", "b"), marked=False)
+    for context in (None, "full"):
+        assert TASKS["hotpotqa"].load(path, context) == [expected]
 
 
 def test_parquet_needs_pyarrow_and_says_so(tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         think=arguments.think,
         agreement=arguments.agreement,
-        about=_about(arguments, task, measured=measured),
+        about=_about(arguments, task, plan, measured=measured),
         command=("kvcomm", *arguments.argv),
         progress=True,
         note=say,
@@ -144,13 +144,17 @@ def _plan(arguments: argparse.Namespace, task: "Task", *, measured: bool) -> "Pl
     )
 
 
-def _about(arguments: argparse.Namespace, task: "Task", *, measured: bool) -> dict[str, Any]:
+def _about(
+    arguments: argparse.Namespace, task: "Task", plan: "Plan", *, measured: bool
+) -> dict[str, Any]:
     """Where the data of the run is from, for its settings."""
+    asked = arguments.context or task.contexts[0]
+    contexts = {asked if one.marked else "full" for one in plan.scored}
     scores = arguments.scores
     given = Path(scores).name if scores else scores
     about = {
         "data": _names(arguments.data, task),
-        "context": arguments.context or task.contexts[0],
+        "context": " and ".join(sorted(contexts)),
         "calibration_data": _names(arguments.calibration or arguments.data, task)
         if measured
         else given,

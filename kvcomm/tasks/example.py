@@ -40,6 +40,8 @@ class Example:
     joint : what stands between two pieces
     choices : what an answer may be, where it is one of a few; `metrics.accuracy` looks for them
     group : part of the data set that a figure tells apart (mmlu)
+    marked : whether the file tells which passages the answer is in; where it does not, the context
+        is the whole text
     """
 
     id: str
@@ -52,6 +54,7 @@ class Example:
     joint: str = "\n"
     choices: tuple[str, ...] = ()
     group: str = ""
+    marked: bool = True
 
     def split(self, how: Senders) -> tuple[str, ...]:
         """The contexts of several senders.
@@ -93,6 +96,7 @@ class Parsed:
     joint: str = "\n"
     choices: tuple[str, ...] = ()
     group: str = ""
+    marked: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,11 +140,13 @@ class Task:
             `find_files`), a list of these, or, where no such path exists, "org/name", optionally
             with ":config" and ":split". Of several files the records stand one after the other,
             and their ids begin with the file's name.
-        context : "gold" or "full"; None is the published one
+        context : "gold" or "full"; None is the published one, or the whole text of a record that
+            marks no passages
 
         Raises
         ------
-        ValueError : a context this data set does not have
+        ValueError : a context that this data set, or a record that marks no passages, does not
+            have
         FormatError : a broken line, an unknown layout or a wrong field, each with its place;
             a file without a question; an id that occurs twice
         UnsupportedError : Parquet without pyarrow, a hub id without datasets
@@ -156,6 +162,8 @@ class Task:
             seen: dict[str, str] = {}
             for row in self._rows(name):
                 for parsed in self.parse(row, wanted):
+                    if context == "gold" and not parsed.marked and "full" in self.contexts:
+                        raise ValueError(f"{row.place}: context 'gold', but no passage is marked")
                     own = str(len(seen)) if parsed.id is None else parsed.id
                     if own in seen:
                         raise FormatError(f"{row.place}: id {own!r} occurs twice, also {seen[own]}")

@@ -36,6 +36,7 @@ def parse(row: Row) -> Iterator[Parsed]:
         row.answers("answers"),
         pieces=pieces,
         preamble=preamble,
+        marked=False,
     )
 
 

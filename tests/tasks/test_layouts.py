@@ -137,9 +137,17 @@ def test_longbench_is_one_layout_for_all(tmp_path, task):
     (example,) = TASKS[task].load(write(tmp_path, LONGBENCH))
     passages = ("Passage 1:\nPier One\nOld.", "Passage 2:\nPier Two\nNew, see Passage 1: above.")
     assert example == Example(
-        "lb1", 0, LONGBENCH["context"], "Which pier?", ("Pier Two", "Two"), passages
+        "lb1", 0, LONGBENCH["context"], "Which pier?", ("Pier Two", "Two"), passages, marked=False
     )
     assert example.split("documents") == passages
+
+
+@pytest.mark.parametrize("task", ["hotpotqa", "musique", "2wikimqa"])
+def test_gold_passages_that_nobody_marked_are_refused(tmp_path, task):
+    path = write(tmp_path, LONGBENCH)
+    with pytest.raises(ValueError, match="context 'gold', but no passage is marked"):
+        TASKS[task].load(path, "gold")
+    assert TASKS[task].load(path, "full") == TASKS[task].load(path)
 
 
 def test_what_stands_before_the_first_passage_goes_to_every_sender(tmp_path):
