@@ -47,26 +47,35 @@ static inline uint16_t kvc_f16_of_f32(float x) {
     return (uint16_t)(sign | ((rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13));
 }
 
-/* Value `at` of an array of blocks: scale and integer (and minimum) in f32, as GGUF has it. */
-static inline float kvc_block_value(const void *array, size_t at, kvc_dtype dtype) {
-    const unsigned char *block =
-        (const unsigned char *)array + at / KVC_BLOCK * kvc_dtype_bytes(dtype);
-    uint16_t scale, least = 0;
-    size_t i = at % KVC_BLOCK;
-    memcpy(&scale, block, 2);
-    if (dtype == KVC_Q8_0) return kvc_f32_of_f16(scale) * (float)(signed char)block[2 + i];
-    if (dtype == KVC_Q4_1) memcpy(&least, block + 2, 2);
-    block += dtype == KVC_Q4_1 ? 4 : 2;
-    int q = block[i % 16] >> (i < 16 ? 0 : 4) & 15;
-    if (dtype == KVC_Q4_0) return kvc_f32_of_f16(scale) * (float)(q - 8);
-    return kvc_f32_of_f16(scale) * (float)q + kvc_f32_of_f16(least);
+/* The values of a block: scale and integer (and minimum) in f32, as GGUF has it. */
+static inline void kvc_block_values(float to[KVC_BLOCK], const unsigned char *block,
+                                    kvc_dtype dtype) {
+    uint16_t half[2];
+    memcpy(half, block, sizeof half);
+    float scale = kvc_f32_of_f16(half[0]);
+    if (dtype == KVC_Q8_0) {
+        for (int i = 0; i < KVC_BLOCK; i++) to[i] = scale * (float)(signed char)block[2 + i];
+        return;
+    }
+    /* columns 0 .. 15 are the low nibbles of 16 bytes, 16 .. 31 the high ones */
+    const unsigned char *pairs = block + (dtype == KVC_Q4_1 ? 4 : 2);
+    float least = dtype == KVC_Q4_1 ? kvc_f32_of_f16(half[1]) : 0;
+    int zero = dtype == KVC_Q4_1 ? 0 : 8;
+    for (int i = 0; i < KVC_BLOCK / 2; i++) {
+        to[i] = scale * (float)((pairs[i] & 15) - zero) + least;
+        to[i + KVC_BLOCK / 2] = scale * (float)((pairs[i] >> 4) - zero) + least;
+    }
 }
 
 /* value `at` of an array of dtype, at any alignment */
 static inline float kvc_element(const void *array, size_t at, kvc_dtype dtype) {
-    float x;
+    float x, block[KVC_BLOCK];
     uint16_t h;
-    if (dtype >= KVC_DTYPE_COUNT) return kvc_block_value(array, at, dtype);
+    if (dtype >= KVC_DTYPE_COUNT) {
+        const unsigned char *blocks = array;
+        kvc_block_values(block, blocks + at / KVC_BLOCK * kvc_dtype_bytes(dtype), dtype);
+        return block[at % KVC_BLOCK];
+    }
     if (dtype == KVC_F32) {
         memcpy(&x, (const char *)array + 4 * at, 4);
         return x;

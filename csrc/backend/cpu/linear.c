@@ -118,19 +118,32 @@ static bool pack_blocks(const pack_job *job, size_t panel, const char *read, siz
     return finite;
 }
 
+/* Columns k to k + n of some rows as f32 [rows, PACK_DEPTH]. */
+static void widen_rows(const pack_job *job, float *wide, const char *read, size_t rows, size_t k,
+                       size_t n) {
+    size_t row_bytes = kvc_row_bytes(job->src_dtype, job->n_in);
+    const char *from = read + kvc_row_bytes(job->src_dtype, k);
+    for (size_t r = 0; r < rows; r++, from += row_bytes, wide += PACK_DEPTH) {
+        if (job->src_dtype < KVC_DTYPE_COUNT) {
+            job->kernels->to_f32[job->src_dtype](wide, from, n);
+            continue;
+        }
+        const unsigned char *block = (const unsigned char *)from;
+        for (size_t i = 0; i < n; i += KVC_BLOCK, block += kvc_dtype_bytes(job->src_dtype)) {
+            kvc_block_values(wide + i, block, job->src_dtype);
+        }
+    }
+}
+
 /* PACK_DEPTH columns at a time are turned and narrowed, widened first where blocks are concerned. */
 static bool pack_values(const pack_job *job, size_t panel, const char *read, size_t rows) {
     const cpu_kernels *kernels = job->kernels;
     bool blocks = job->dtype >= KVC_DTYPE_COUNT || job->src_dtype >= KVC_DTYPE_COUNT, finite = true;
-    size_t row_bytes = kvc_row_bytes(job->src_dtype, job->n_in);
     float wide[KVC_PANEL * PACK_DEPTH], turned[PACK_DEPTH * KVC_PANEL];
     for (size_t k = 0; k < job->n_in; k += PACK_DEPTH) {
         size_t n = job->n_in - k < PACK_DEPTH ? job->n_in - k : PACK_DEPTH;
         char *to = panel_at(job, panel, k);
-        for (size_t i = 0; blocks && i < rows * n; i++) {
-            const char *row = read + i / n * row_bytes;
-            wide[i / n * PACK_DEPTH + i % n] = kvc_element(row, k + i % n, job->src_dtype);
-        }
+        if (blocks) widen_rows(job, wide, read, rows, k, n);
         if (job->dtype == KVC_Q8_0) {
             finite &= pack_quantized(to, wide, n, rows);
             continue;
