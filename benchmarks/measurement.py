@@ -43,8 +43,8 @@ ROUNDS = 5
 #: Prefix of a model that is a shape with random weights.
 RANDOM = "random:"
 
-#: Types that only a file can have: a GGUF file with all matrices so, or "keep", as it is.
-OF_FILES = ("q4_0", "q4_1", "keep")
+#: Types that only a GGUF file can have: one is stored again in them.
+OF_FILES = ("q4_0", "q4_1")
 
 Times = dict[str, list[float]]
 Slice = Callable[[], float]
@@ -161,10 +161,13 @@ class Setup:
 
     def _fields(self, name: str, kind: process.Kind, model: kvcomm.Model) -> dict[str, Any] | None:
         """What a peer needs to load the model; None, and a line that says why, if it cannot."""
-        if self.dtype not in kind.dtypes:
+        as_stored = self.options.dtype == "auto" and kind.needs == "gguf"
+        if self.dtype not in kind.dtypes and not as_stored:
             say(f"{name} left out: it has no weights in {self.dtype}")
             return None
-        fields = {"folder": str(model.path), "dtype": self.dtype, "threads": self.threads}
+        fields = {"dtype": self.dtype, "threads": self.threads}
+        if kind.needs != "gguf":
+            fields["folder"] = str(plain(model))
         if kind.needs == "gguf":
             path = gguf_file(self, self._named)
             if path is None:
@@ -256,11 +259,23 @@ def gguf_file(setup: Setup, name: str | None) -> Path | None:
         source = Path(name)
     if source is None and name in catalogue.CATALOGUE:
         source = catalogue.fetch(name)
-    if source is None or setup.dtype == "keep":
+    if source is None or setup.options.dtype == "auto":
         return source
     from peers import gguf_types
 
     return gguf_types.prepared(Path(source), setup.dtype, process.ENVIRONMENTS / "gguf")
+
+
+def plain(model: kvcomm.Model) -> Path:
+    """A folder of the model that others can read, without blocks; made once."""
+    from kvcomm import convert
+    from kvcomm.weights import BLOCKS, open_weights
+
+    with open_weights(model.path) as weights:
+        if not any(tensor.dtype in BLOCKS for tensor in weights.tensors.values()):
+            return model.path
+    folder = process.ENVIRONMENTS / "plain" / model.path.name
+    return folder if folder.exists() else convert.convert(model.path, folder)
 
 
 def kept(setup: Setup, name: str) -> Path:
@@ -315,7 +330,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
         "--dtype",
         default="f32",
         help="of the weights: f32, f16, bf16, q8_0; q4_0, q4_1: a GGUF file stored again in it; "
-        "keep: one as it is; auto: as stored",
+        "auto: as stored",
     )
     made.add_argument("--kv-dtype", default="f32", help="of keys and values")
     made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

@@ -26,7 +26,7 @@ import numpy as np
 import safetensors.numpy
 
 import kvcomm
-from kvcomm import environment
+from kvcomm import convert, environment
 from kvcomm.records import dumps
 from kvcomm.selection import choose
 
@@ -221,18 +221,16 @@ def _two_senders(pair: Pair, data: dict[str, Any], max_new_tokens: int) -> Itera
 
 def perturbed(model: kvcomm.Model, folder: Path) -> kvcomm.Model:
     """The receiver of `cross_perturbed`: every matrix times 1 + 0.02 z, as its recipe says."""
-    weights = safetensors.numpy.load_file(model.path / "model.safetensors")
+    made = convert.convert(model.path, folder / "perturbed")  # values of their own, no blocks
+    weights = safetensors.numpy.load_file(made / "model.safetensors")
     noise = np.random.default_rng(0)
     for name in sorted(weights):
         if weights[name].ndim == 2:
             z = noise.standard_normal(weights[name].shape, dtype=np.float32)
             factor = np.float32(1) + np.float32(0.02) * z
             weights[name] = weights[name].astype(np.float32) * factor
-    for file in model.path.iterdir():
-        if file.suffix == ".json":
-            (folder / file.name).write_bytes(file.read_bytes())
-    safetensors.numpy.save_file(weights, folder / "model.safetensors")
-    return kvcomm.Model.load(folder, device=model.device, dtype="f32")
+    safetensors.numpy.save_file(weights, made / "model.safetensors")
+    return kvcomm.Model.load(made, device=model.device, dtype="f32")
 
 
 def published_cross(model: kvcomm.Model, data: dict[str, Any]) -> Iterator[Outcome]:

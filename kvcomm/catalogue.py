@@ -157,7 +157,7 @@ def fetch(name: str, cache: AnyPath | None = None, progress: Progress | None = N
 
 
 def prepared(name: str, cache: AnyPath | None = None, progress: Progress | None = None) -> Path:
-    """A model's Hugging Face folder in f32, fetched and converted when it is first asked for.
+    """A model's folder, fetched and converted when it is first asked for, as `convert.prepared`.
 
     Arguments and errors are those of `fetch`, and the errors of `kvcomm.convert.convert`. Any
     number of processes may ask at once.

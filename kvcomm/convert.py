@@ -35,7 +35,7 @@ from kvcomm.gguf_families import Tensor
 from kvcomm.gguf_vocabulary import rebuild
 from kvcomm.weights import BLOCKS_ENTRY, open_weights
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Goes into kvcomm.json; raised when the same GGUF file would give another folder."""
 
 DTYPES = ("f32", "f16", "bf16", "q8_0", "keep")
@@ -183,7 +183,8 @@ def cache_folder(cache: AnyPath | None = None) -> Path:
 
 
 def prepared(gguf_path: AnyPath, cache: AnyPath | None = None) -> Path:
-    """The folder of a GGUF file in f32, converted into the cache when it is first asked for.
+    """The folder of a GGUF file, as of `convert` with "keep", made in the cache when it is first
+    asked for: the file's blocks where the core computes with them, and no value changed.
 
     The folder goes by the file's content: a moved or renamed file is found again, a changed one
     is converted anew. Errors are those of `convert`.
@@ -194,11 +195,11 @@ def prepared(gguf_path: AnyPath, cache: AnyPath | None = None) -> Path:
 
 
 def convert_once(gguf_path: Path, folder: Path) -> Path:
-    """`convert` in f32, unless the folder is there; a folder that is there is whole."""
+    """`convert` with "keep", unless the folder is there; a folder that is there is whole."""
     if folder.is_dir():
         return folder
     try:
-        return convert(gguf_path, folder)
+        return convert(gguf_path, folder, "keep")
     except OSError:
         # Another process may have been faster; its folder is as good.
         if folder.is_dir():

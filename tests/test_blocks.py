@@ -72,6 +72,25 @@ def test_blocks_are_carried_over_and_give_the_logits_of_their_values(
     assert (record["types"], record["loss"]) == ({kind.name.lower(): 16, "f32": 5}, {})
 
 
+def test_a_gguf_file_is_loaded_as_it_is_stored(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "m.gguf", {"": Q4_1, "token_embd": Q8_0, "output": Q8_0})
+    with Model.load(path, cache=tmp_path / "cache") as model:
+        assert model.dtype == "mixed: q4_1, q8_0"
+        found = forward(model, [IDS])
+    wide = convert.convert(path, tmp_path / "wide", "f32")
+    assert found.tobytes() == logits_of(wide).tobytes()
+
+
+def test_a_model_by_name_has_the_bits_of_its_f32_values(real_model: Any, device: str) -> None:
+    """SmolLM2's GGUF file holds Q4_1 matrices and a Q8_0 table; 97 MB, 538 in f32."""
+    with Model.load("smollm2-135m", device=device) as stored:
+        assert stored.dtype == "mixed: q4_1, q8_0"
+        assert stored.nbytes < 100e6 < 530e6 < real_model.nbytes
+        for n in (1, 3, 40):  # one row, a few, and enough to be widened first
+            rows = [np.arange(5, 5 + n, dtype=np.int32)]
+            assert forward(stored, rows).tobytes() == forward(real_model, rows).tobytes()
+
+
 def test_mixed_types(tmp_path: Path) -> None:
     """Q5_0, and Q4_0 beside it, become q8_0 exactly; a K type becomes f32; a group of several types
     is held in f32."""

@@ -504,12 +504,12 @@ def test_recorded_choices_of_the_paper_preset(shared: Path, name: str) -> None:
     assert seen == 6
 
 
-def test_masses_of_a_real_model_are_the_recorded_ones(shared: Path) -> None:
+def test_masses_of_a_real_model_are_the_recorded_ones(shared: Path, tmp_path: Path) -> None:
     """SmolLM2, record 0 of HotpotQA, both presets; float32 as recorded, so 1e-4 relative."""
-    from kvcomm import catalogue  # only where the model lies; the oracle shares no code
+    from kvcomm import catalogue, convert  # only where the model lies; the oracle shares no code
 
     try:
-        folder = catalogue.prepared("smollm2-135m")
+        folder = convert.convert(catalogue.fetch("smollm2-135m"), tmp_path / "model")
     except OSError as error:
         pytest.skip(f"smollm2-135m is not in the cache and cannot be fetched: {error}")
     model = oracle.read_folder(folder, dtype=np.float32)

@@ -17,9 +17,9 @@ UBATCH = 512
 
 
 class LlamaPeer:
-    def open(self, folder: str, gguf: str, dtype: str, threads: int) -> dict[str, Any]:
+    def open(self, gguf: str, dtype: str, threads: int) -> dict[str, Any]:
         """Load the model."""
-        del folder, dtype  # the file has its type
+        del dtype  # the file has its type
         llama_cpp.llama_backend_init()
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, None)

@@ -45,7 +45,7 @@ KINDS = {
     "llama.cpp": Kind(
         "llama_peer.py",
         "llama.cpp",
-        (*FLOATS, "q8_0", "q4_0", "q4_1", "keep"),
+        (*FLOATS, "q8_0", "q4_0", "q4_1"),
         MODEL_OPERATIONS,
         "gguf",
     ),
