@@ -327,6 +327,32 @@ def test_masses_and_scores_do_not_depend_on_the_batch(model_of, family, threads)
             assert [s.token_nll.tobytes() for s in scores] == [s.token_nll.tobytes() for s in score]
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("n_question", [3, 40])
+def test_a_long_context_is_summed_in_chunks(tiny, device, threads, family, n_question):
+    """1500 keys and more are several running softmaxes, each a task of its own for few queries."""
+    folder = tiny(family)
+    model, reference = kvcomm.Model.load(folder, device=device), oracle.read_folder(folder)
+    sender, receiver = kvcomm.Sender(model), kvcomm.Receiver(model)
+    context, other = ids_of(model, 1500, 1), ids_of(model, 1100, 2)
+    question = ids_of(model, n_question, 3)
+    layers = list(range(1, model.n_layers))
+    packet, short = sender.read([context, other], layers)
+    given = oracle.send(reference, [oracle.read(reference, context)], layers)
+    run = oracle.exchange(reference, question, given, start=len(context), layers=layers)
+    threads(1)
+    logits, mass = receiver.logits(question, packet), receiver.mass(question, packet)
+    close(logits, run.logits[-1])
+    expected = oracle.layer_masses(reference, question, given, preset="paper", start=len(context))
+    close(mass.mean(axis=1)[layers], np.asarray(expected)[layers])
+    for n_threads in (1, 2, 3, 7):
+        threads(n_threads)
+        assert receiver.logits(question, packet).tobytes() == logits.tobytes()
+        assert receiver.mass(question, packet).tobytes() == mass.tobytes()
+        together = receiver.logits([question[:2], question], [short, packet])
+        assert together[1].tobytes() == logits.tobytes()
+
+
 # ---- what a token sees ----
 
 

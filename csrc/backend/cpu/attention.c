@@ -2,13 +2,15 @@
  *
  * One task is (sequence, KV head, tile of queries); its rows are the tile's queries times the
  * query heads of the group, so K and V are read once per group. A task walks the spans in order,
- * in tiles of KEYS counted from each span's start, with one running softmax per row:
+ * in chunks counted from each span's start and, within, in tiles, with one running softmax per row:
  *
  *     s = q k^T, masked by rule      m' = max(m, max s)      p = exp(s - m')
  *     acc = acc e^(m - m') + p v     sum = sum e^(m - m') + sum p     mass likewise, counted keys
  *
- * No array of queries x keys exists beyond one tile. The order of a row's sums follows from the
- * spans alone: not from the tile of queries it stands in, not from batch or threads.
+ * Chunks are merged by the same rule, in order. With a long context, few queries and idle threads
+ * they are tasks of their own. No array of queries x keys exists beyond one tile. The order of a
+ * row's sums follows from the spans alone: not from the tile of queries it stands in, not from
+ * batch or threads.
  */
 #include "cpu.h"
 
@@ -16,10 +18,13 @@
 #include <string.h>
 
 enum {
-    KEYS = 64,        /* of a tile */
-    QUERY_ROWS = 192, /* of a task, the group's heads counted: K and V are read once per task */
-    WIDEN_ROWS = 24,  /* from here on values are widened once, not once per tile of rows */
-    LINE = 64,        /* bytes of a cache line */
+    KEYS = 64,         /* of a tile */
+    CHUNK = 16 * KEYS, /* keys of one running softmax */
+    TASKS = 4,         /* per thread are enough */
+    FEW = 8,           /* queries of an item whose chunks may be tasks of their own */
+    QUERY_ROWS = 192,  /* of a task, the group's heads counted: K and V are read once per task */
+    WIDEN_ROWS = 24,   /* from here on values are widened once, not once per tile of rows */
+    LINE = 64,         /* bytes of a cache line */
     PAGE = 4096
 };
 
@@ -80,7 +85,14 @@ typedef struct attention_job {
     size_t rows;    /* of a full task: tile * group */
     size_t width;   /* head_dim rounded up to a panel */
     size_t n_tiles; /* of queries, over all items */
+    size_t n_split; /* tasks per tile and KV head, a chunk each; 0: not split */
 } attention_job;
+
+/* What a softmax has summed so far, by row. */
+typedef struct sums {
+    float *acc;               /* [rows, width] */
+    float *most, *sum, *mass; /* [rows + KVC_PANEL]: kernels work on whole vectors */
+} sums;
 
 /* One task's view of its scratch and of the job. */
 typedef struct task {
@@ -90,25 +102,44 @@ typedef struct task {
     size_t n_rows;   /* n * group */
     size_t row, end; /* rows that see something of the tile at hand */
     size_t kv_head;
-    float *q;                          /* [rows, head_dim], times scale */
-    float *turned;                     /* [rows, head_dim], q as a span with an offset sees it */
-    float *acc;                        /* [rows, width] */
-    float *scores;                     /* [rows, KEYS] */
-    float *keys;                       /* [KEYS / KVC_PANEL, head_dim, KVC_PANEL] */
-    float *values;                     /* [KEYS, width] */
-    float *most, *sum, *mass, *shrink; /* [rows + KVC_PANEL], soften works on whole vectors */
+    float *q;      /* [rows, head_dim], times scale */
+    float *turned; /* [rows, head_dim], q as a span with an offset sees it */
+    float *scores; /* [rows, KEYS] */
+    float *keys;   /* [KEYS / KVC_PANEL, head_dim, KVC_PANEL] */
+    float *values; /* [KEYS, width] */
+    float *shrink; /* [rows + KVC_PANEL] */
+    float *unused; /* [rows + KVC_PANEL] */
+    sums chunk, total;
 } task;
+
+static size_t sums_floats(const attention_job *job) {
+    return job->rows * job->width + 3 * kvc_panel_round(job->rows + KVC_PANEL);
+}
 
 static size_t scratch_floats(const attention_job *job) {
     size_t dim = (size_t)job->a->head_dim;
-    return job->rows * (2 * dim + job->width + KEYS + 4) + KEYS * (dim + job->width) +
-           14 * KVC_PANEL;
+    return 2 * sums_floats(job) + 2 * kvc_panel_round(job->rows + KVC_PANEL) +
+           job->rows * (2 * dim + KEYS) + KEYS * (dim + job->width) + 5 * KVC_PANEL;
 }
 
 static float *take(float **from, size_t floats) {
     float *p = *from;
     *from += (floats + 15) / 16 * 16;
     return p;
+}
+
+static sums take_sums(const attention_job *job, float **from) {
+    size_t rows = job->rows + KVC_PANEL;
+    return (sums){take(from, job->rows * job->width), take(from, rows), take(from, rows),
+                  take(from, rows)};
+}
+
+static void clear_sums(const task *t, sums *s) {
+    for (size_t r = 0; r < t->n_rows + KVC_PANEL; r++) {
+        s->most[r] = -INFINITY;
+        s->sum[r] = s->mass[r] = 0;
+    }
+    memset(s->acc, 0, t->n_rows * t->job->width * sizeof(float));
 }
 
 static void load_queries(task *t) {
@@ -119,11 +150,6 @@ static void load_queries(task *t) {
         const float *from = q + (t->item->row + t->first + i) * a->q_ld + t->kv_head * group * dim;
         t->job->s->kernels->scaled_copy(t->q + i * group * dim, from, group * dim, a->scale);
     }
-    for (size_t r = 0; r < t->n_rows + KVC_PANEL; r++) {
-        t->most[r] = -INFINITY;
-        t->sum[r] = t->mass[r] = 0;
-    }
-    memset(t->acc, 0, t->n_rows * t->job->width * sizeof(float));
 }
 
 static void turn_queries(task *t, const float *turn) {
@@ -201,14 +227,34 @@ static void mask_scores(task *t, const kvc_span *span, size_t key, int64_t own, 
 static void soften(task *t, size_t n, size_t counted_from) {
     const cpu_kernels *kernels = t->job->s->kernels;
     size_t width = t->job->width, row = t->row;
+    sums *s = &t->chunk;
     kernels->soften(t->scores + row * KEYS, KEYS, t->end - row, kvc_panel_round(n),
-                    counted_from == 0, t->most + row, t->sum + row, t->mass + row, t->shrink + row);
+                    counted_from == 0, s->most + row, s->sum + row, s->mass + row, t->shrink + row);
     for (size_t r = row; r < t->end; r++) {
-        if (t->shrink[r] != 1) kernels->scale(t->acc + r * width, width, t->shrink[r]);
+        if (t->shrink[r] != 1) kernels->scale(s->acc + r * width, width, t->shrink[r]);
     }
     if (counted_from == 0 || counted_from >= n) return;
     for (size_t r = row; r < t->end; r++) {
-        t->mass[r] += kernels->sum(t->scores + r * KEYS + counted_from, n - counted_from);
+        s->mass[r] += kernels->sum(t->scores + r * KEYS + counted_from, n - counted_from);
+    }
+}
+
+/* total += chunk: of both, what was summed shrinks to the larger maximum. A chunk's maximum is
+ * softened like a tile with one column, which then holds its factor. */
+static void merge_chunk(task *t, const sums *chunk) {
+    const cpu_kernels *kernels = t->job->s->kernels;
+    size_t width = t->job->width;
+    for (size_t r = 0; r < t->n_rows; r++) {
+        t->scores[r * KEYS] = chunk->most[r];
+        hide(t->scores + r * KEYS, 1, KVC_PANEL);
+    }
+    kernels->soften(t->scores, KEYS, t->n_rows, KVC_PANEL, false, t->total.most, t->unused,
+                    t->unused, t->shrink);
+    for (size_t r = 0; r < t->n_rows; r++) {
+        float shrink = t->shrink[r], factor = t->scores[r * KEYS];
+        t->total.sum[r] = t->total.sum[r] * shrink + chunk->sum[r] * factor;
+        t->total.mass[r] = t->total.mass[r] * shrink + chunk->mass[r] * factor;
+        kernels->blend(t->total.acc + r * width, shrink, chunk->acc + r * width, factor, width);
     }
 }
 
@@ -227,8 +273,8 @@ static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
         values = t->values;
         dtype = KVC_F32;
     }
-    kernels->gemm[dtype](t->acc + t->row * width, width, t->scores + t->row * KEYS, KEYS, values,
-                         width, KVC_PANEL, rows, width / KVC_PANEL, n, true);
+    kernels->gemm[dtype](t->chunk.acc + t->row * width, width, t->scores + t->row * KEYS, KEYS,
+                         values, width, KVC_PANEL, rows, width / KVC_PANEL, n, true);
 }
 
 /* Scores of n keys, which are turned into panels first, depth-major like a weight matrix. */
@@ -256,18 +302,15 @@ static void fetch_tile(const char *k, const char *v, size_t bytes) {
     }
 }
 
-static void walk_span(task *t, const kvc_span *span, int64_t own) {
+/* Keys from .. to - 1 of a span, tile by tile; own: the index of key 0 among the own keys, or -1. */
+static void walk_chunk(task *t, const kvc_span *span, size_t from, size_t to, int64_t own) {
     size_t key_bytes = (size_t)t->job->a->head_dim * kvc_dtype_bytes(span->dtype);
     size_t head = t->kv_head * span->head_stride * kvc_dtype_bytes(span->dtype);
     const char *k = (char *)cpu_address(t->job->s, span->k) + head;
     const char *v = (char *)cpu_address(t->job->s, span->v) + head;
-    const float *q = t->q;
-    if (span->turn) {
-        turn_queries(t, span->turn);
-        q = t->turned;
-    }
-    for (size_t key = 0; key < span->n; key += KEYS) {
-        size_t n = span->n - key < KEYS ? span->n - key : KEYS;
+    const float *q = span->turn ? t->turned : t->q;
+    for (size_t key = from; key < to; key += KEYS) {
+        size_t n = to - key < KEYS ? to - key : KEYS;
         int64_t tile_own = own < 0 ? -1 : own + (int64_t)key;
         n = cut_tile(t, span, key, tile_own, n);
         if (n == 0) continue;
@@ -280,20 +323,56 @@ static void walk_span(task *t, const kvc_span *span, int64_t own) {
     }
 }
 
+/* Chunk `only` of the item's spans, left in t->chunk, or all of them (only < 0), in t->total. */
+static void walk_spans(task *t, int64_t only) {
+    const kvc_attention_item *item = t->item;
+    int64_t own = 0, chunk = 0;
+    bool empty = true;
+    for (size_t i = 0; i < item->n_given + item->n_own; i++) {
+        const kvc_span *span = &item->spans[i];
+        if (span->turn) turn_queries(t, span->turn);
+        for (size_t from = 0; from < span->n; from += CHUNK, chunk++) {
+            if (only >= 0 && chunk != only) continue;
+            size_t to = span->n - from < CHUNK ? span->n : from + CHUNK;
+            clear_sums(t, &t->chunk);
+            walk_chunk(t, span, from, to, i < item->n_given ? -1 : own);
+            if (only >= 0) return;
+            if (empty) { /* as merging would leave it */
+                sums first = t->chunk;
+                t->chunk = t->total;
+                t->total = first;
+                empty = false;
+            } else {
+                merge_chunk(t, &t->chunk);
+            }
+        }
+        if (i >= item->n_given) own += (int64_t)span->n;
+    }
+    if (empty) clear_sums(t, &t->total);
+}
+
+static size_t count_chunks(const kvc_attention_item *item) {
+    size_t n = 0;
+    for (size_t i = 0; i < item->n_given + item->n_own; i++) {
+        n += (item->spans[i].n + CHUNK - 1) / CHUNK;
+    }
+    return n;
+}
+
 static void store_results(const task *t) {
     const kvc_attention *a = t->job->a;
     size_t dim = (size_t)a->head_dim, group = t->job->group;
     for (size_t r = 0; r < t->n_rows; r++) {
         size_t row = t->item->row + t->first + r / group;
         size_t head = t->kv_head * group + r % group;
-        float share = t->sum[r] > 0 ? 1.0f / t->sum[r] : t->sum[r]; /* NaN passes through */
+        float sum = t->total.sum[r], share = sum > 0 ? 1.0f / sum : sum; /* NaN passes through */
         if (a->out.buffer) {
             float *to = (float *)cpu_address(t->job->s, a->out) + row * a->out_ld + head * dim;
-            t->job->s->kernels->scaled_copy(to, t->acc + r * t->job->width, dim, share);
+            t->job->s->kernels->scaled_copy(to, t->total.acc + r * t->job->width, dim, share);
         }
         if (a->mass.buffer) {
             float *mass = cpu_address(t->job->s, a->mass);
-            mass[row * (size_t)a->n_heads + head] = t->mass[r] * share;
+            mass[row * (size_t)a->n_heads + head] = t->total.mass[r] * share;
         }
     }
 }
@@ -313,8 +392,7 @@ static void find_tile(const attention_job *job, size_t tile, task *t) {
     t->n = item->n - t->first < job->tile ? item->n - t->first : job->tile;
 }
 
-static void attention_task(void *context, size_t chunk, int worker) {
-    const attention_job *job = context;
+static task make_task(const attention_job *job, size_t chunk, int worker) {
     size_t dim = (size_t)job->a->head_dim, n_kv_heads = (size_t)job->a->n_kv_heads;
     task t = {.job = job, .kv_head = chunk % n_kv_heads};
     find_tile(job, chunk / n_kv_heads, &t);
@@ -322,33 +400,82 @@ static void attention_task(void *context, size_t chunk, int worker) {
     float *scratch = job->s->scratch + (size_t)worker * job->s->scratch_floats;
     t.q = take(&scratch, job->rows * dim);
     t.turned = take(&scratch, job->rows * dim);
-    t.acc = take(&scratch, job->rows * job->width);
     t.scores = take(&scratch, job->rows * KEYS);
     t.keys = take(&scratch, dim * KEYS);
     t.values = take(&scratch, KEYS * job->width);
-    t.most = take(&scratch, job->rows + KVC_PANEL);
-    t.sum = take(&scratch, job->rows + KVC_PANEL);
-    t.mass = take(&scratch, job->rows + KVC_PANEL);
     t.shrink = take(&scratch, job->rows + KVC_PANEL);
+    t.unused = take(&scratch, job->rows + KVC_PANEL);
+    t.chunk = take_sums(job, &scratch);
+    t.total = take_sums(job, &scratch);
+    return t;
+}
+
+static void attention_task(void *context, size_t chunk, int worker) {
+    task t = make_task(context, chunk, worker);
     load_queries(&t);
-    int64_t own = 0;
-    for (size_t i = 0; i < t.item->n_given + t.item->n_own; i++) {
-        const kvc_span *span = &t.item->spans[i];
-        walk_span(&t, span, i < t.item->n_given ? -1 : own);
-        if (i >= t.item->n_given) own += (int64_t)span->n;
+    walk_spans(&t, -1);
+    store_results(&t);
+}
+
+/* Where the sums of a chunk wait for the others. */
+static sums shared_sums(const attention_job *job, size_t chunk, size_t part) {
+    float *at = job->s->parts + (chunk * job->n_split + part) * sums_floats(job);
+    return take_sums(job, &at);
+}
+
+static void split_task(void *context, size_t chunk, int worker) {
+    const attention_job *job = context;
+    size_t whole = chunk / job->n_split, part = chunk % job->n_split;
+    task t = make_task(job, whole, worker);
+    if (part >= count_chunks(t.item)) return;
+    t.chunk = shared_sums(job, whole, part);
+    load_queries(&t);
+    walk_spans(&t, (int64_t)part);
+}
+
+static void merge_task(void *context, size_t chunk, int worker) {
+    const attention_job *job = context;
+    task t = make_task(job, chunk, worker);
+    size_t n_chunks = count_chunks(t.item);
+    clear_sums(&t, &t.total);
+    for (size_t part = 0; part < n_chunks; part++) {
+        sums shared = shared_sums(job, chunk, part);
+        merge_chunk(&t, &shared);
     }
     store_results(&t);
 }
 
+/* Chunks become tasks when tiles and KV heads are too few to keep the threads busy. */
+static size_t choose_split(const attention_job *job, size_t n_tasks) {
+    size_t most = 0;
+    if (n_tasks >= TASKS * (size_t)cpu_threads() || cpu_threads() == 1) return 0;
+    for (size_t i = 0; i < job->a->n_items; i++) {
+        size_t n = count_chunks(&job->a->items[i]);
+        if (job->a->items[i].n > FEW) return 0;
+        if (n > most) most = n;
+    }
+    return most > 1 ? most : 0;
+}
+
 kvc_status cpu_attention(kvc_stream *s, const kvc_attention *a, kvc_error *err) {
     attention_job job = {.s = s, .a = a, .group = (size_t)(a->n_heads / a->n_kv_heads)};
+    size_t longest = 1;
+    for (size_t i = 0; i < a->n_items; i++) {
+        if (a->items[i].n > longest) longest = a->items[i].n;
+    }
     job.tile = job.group < QUERY_ROWS ? QUERY_ROWS / job.group : 1;
+    if (job.tile > longest) job.tile = longest;
     job.rows = job.tile * job.group;
     job.width = kvc_panel_round((size_t)a->head_dim);
     for (size_t i = 0; i < a->n_items; i++) {
         job.n_tiles += (a->items[i].n + job.tile - 1) / job.tile;
     }
+    size_t n_tasks = job.n_tiles * (size_t)a->n_kv_heads;
+    job.n_split = choose_split(&job, n_tasks);
     kvc_status status = cpu_scratch(s, scratch_floats(&job), err);
     if (status) return status;
-    return cpu_parallel(s, attention_task, &job, job.n_tiles * (size_t)a->n_kv_heads, err);
+    if (!job.n_split) return cpu_parallel(s, attention_task, &job, n_tasks, err);
+    status = cpu_parts(s, n_tasks * job.n_split * sums_floats(&job), err);
+    if (!status) status = cpu_parallel(s, split_task, &job, n_tasks * job.n_split, err);
+    return status ? status : cpu_parallel(s, merge_task, &job, n_tasks, err);
 }

@@ -87,6 +87,7 @@ static kvc_status cpu_stream_open(kvc_backend *b, kvc_stream **out, kvc_interrup
 static void cpu_stream_close(kvc_stream *s) {
     if (!s) return;
     free(s->scratch);
+    free(s->parts);
     free(s);
 }
 
@@ -106,6 +107,19 @@ kvc_status cpu_scratch(kvc_stream *s, size_t floats, kvc_error *err) {
     s->scratch = p;
     s->scratch_floats = stride;
     s->scratch_workers = workers;
+    return KVC_OK;
+}
+
+kvc_status cpu_parts(kvc_stream *s, size_t floats, kvc_error *err) {
+    void *p = NULL;
+    if (floats <= s->n_parts) return KVC_OK;
+    if (floats > SIZE_MAX / sizeof(float) ||
+        posix_memalign(&p, ALIGNMENT, floats * sizeof(float))) {
+        return kvc_fail(err, KVC_ERROR_MEMORY, "out of memory: %zu floats between threads", floats);
+    }
+    free(s->parts);
+    s->parts = p;
+    s->n_parts = floats;
     return KVC_OK;
 }
 

@@ -32,6 +32,8 @@ struct kvc_stream {
     float *scratch; /* [scratch_workers, scratch_floats], grown by cpu_scratch */
     size_t scratch_floats;
     int scratch_workers;
+    float *parts; /* [n_parts], what tasks leave for others, grown by cpu_parts */
+    size_t n_parts;
 };
 
 /* The only place where a handle becomes an address. */
@@ -41,6 +43,9 @@ static inline void *cpu_address(const kvc_stream *s, kvc_mem mem) {
 
 /* Room for `floats` per worker of the pool; later calls see the same memory, undefined contents. */
 kvc_status cpu_scratch(kvc_stream *s, size_t floats, kvc_error *err);
+
+/* Room for `floats` that all workers see, likewise. */
+kvc_status cpu_parts(kvc_stream *s, size_t floats, kvc_error *err);
 
 /* Runs work(context, chunk, worker) for every chunk in 0 .. n_chunks - 1; worker is below
  * cpu_threads(). Returns KVC_ERROR_INTERRUPTED when the stream's hook says stop. */

@@ -56,6 +56,8 @@ typedef struct cpu_kernels {
      * in the row's sum, mass only when `counted`. */
     void (*soften)(float *s, size_t lds, size_t m, size_t n, bool counted, float *most, float *sum,
                    float *mass, float *shrink);
+    /* dst = keep * dst + factor * src */
+    void (*blend)(float *dst, float keep, const float *src, float factor, size_t n);
 } cpu_kernels;
 
 const cpu_kernels *cpu_kernels_portable(void);

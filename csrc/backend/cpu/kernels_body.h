@@ -480,6 +480,7 @@ const cpu_kernels *KERNELS_TABLE(void) {
         .rms_norm = row_rms_norm,
         .gated = {gated_silu, gated_gelu},
         .soften = soften,
+        .blend = row_blend,
     };
     return KERNELS_SUPPORTED ? &table : NULL;
 }

@@ -162,6 +162,10 @@ static void row_scaled_copy(float *dst, const float *src, size_t n, float factor
     for (size_t i = 0; i < n; i++) dst[i] = factor * src[i];
 }
 
+static void row_blend(float *dst, float keep, const float *src, float factor, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = keep * dst[i] + factor * src[i];
+}
+
 static void row_rotate(float *restrict x, float *restrict y, const float *cos, const float *sin,
                        size_t n) {
     for (size_t i = 0; i < n; i++) {
