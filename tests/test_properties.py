@@ -25,16 +25,19 @@ WINDOWED = {"mistral", "gemma3"}
 
 @pytest.fixture(scope="module")
 def model_of(tiny, device, request):
-    """model_of(family) -> model; "real" is SmolLM2-135M."""
+    """model_of(family, dtype) -> model; "real" is SmolLM2-135M in f32, and as it is stored."""
     models = {}
 
-    def get(family):
-        if family not in models:
+    def get(family, dtype="auto"):
+        if (family, dtype) not in models:
             if family == "real":
-                models[family] = request.getfixturevalue("real_model")
+                found = request.getfixturevalue("real_model")
+            elif family == "real, as stored":
+                found = kvcomm.Model.load("smollm2-135m", device=device)
             else:
-                models[family] = kvcomm.Model.load(tiny(family), device=device)
-        return models[family]
+                found = kvcomm.Model.load(tiny(family), device=device, dtype=dtype)
+            models[family, dtype] = found
+        return models[family, dtype]
 
     return get
 
@@ -263,13 +266,18 @@ def threads():
     _core.set_num_threads(0)
 
 
-@pytest.mark.parametrize("family", EVERY)
-def test_a_row_alone_and_in_any_batch_is_the_same_bits(model_of, family, threads):
+#: Every type of weights there is: SmolLM2's file holds Q4_1 and Q8_0; test_blocks.py has Q4_0.
+TYPED = [(family, "auto") for family in (*EVERY, "real, as stored")]
+TYPED += [(family, dtype) for family in ("llama", "gemma3") for dtype in ("f16", "bf16", "q8_0")]
+
+
+@pytest.mark.parametrize(("family", "dtype"), TYPED)
+def test_a_row_alone_and_in_any_batch_is_the_same_bits(model_of, family, dtype, threads):
     """At 1, 2, 3 and 7 threads; prompts, packets and presets of all kinds mixed."""
-    model = model_of(family)
+    model = model_of(family, dtype)
     sender, receiver = kvcomm.Sender(model), kvcomm.Receiver(model)
     n_layers, rng = model.n_layers, np.random.default_rng(5)
-    n_rows, n_batches = (4, 1) if family == "real" else (8, 3)
+    n_rows, n_batches = (4, 1) if family.startswith("real") else (8, 3)
     for preset in ("paper", "reference"):
         questions, packets = [], []
         for row in range(n_rows):
