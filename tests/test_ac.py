@@ -139,6 +139,8 @@ def test_a_context_of_several_questions_is_run_once(tiny: Callable[..., Path], d
     outcomes = method.run(bench, [one, other, again])
     assert bench.sender.counts["tokens"] == 21 + 11
     assert outcomes[2] == replace(method.run(bench, [again])[0], seconds=outcomes[2].seconds)
+    AC("mean", 2, 1).run(bench, [one, other])
+    assert bench.sender.counts["tokens"] == 21 + 11  # rules share what was read
 
 
 def test_variants_and_what_they_are_called() -> None:

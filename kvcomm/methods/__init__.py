@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvcomm.plan import Prompts
 
 TokenIds = NDArray[np.int32]
+_Read = TypeVar("_Read")
 Senders = Literal["one", "split", "documents"]
 
 
@@ -187,8 +188,8 @@ class Bench:
     note: Callable[[str], None] = lambda line: None
     _references: dict[int, Reference | None] = field(default_factory=dict, repr=False)
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
-    _sent: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)
-    _own: "_Readings" = field(default_factory=lambda: _Readings(), repr=False)
+    _sent: "Readings[Packet]" = field(default_factory=lambda: Readings(), repr=False)
+    _own: "Readings[Packet]" = field(default_factory=lambda: Readings(), repr=False)
 
     def replies(self, prefilled: Prefilled, items: Sequence[Item]) -> list[Reply]:
         """Answer the items from their prefilled prompts, and score what the run asks for."""
@@ -289,26 +290,26 @@ class Bench:
         self._references.clear()
 
 
-class _Readings:
-    """Packets by the prompt that was read, with the seconds that its batch took."""
+class Readings(Generic[_Read]):
+    """What was made of prompts by reading them, each once, with the seconds that its batch took."""
 
     def __init__(self) -> None:
-        self._found: dict[bytes, tuple[Packet, float]] = {}
+        self._found: dict[bytes, tuple[_Read, float]] = {}
 
     def read(
         self,
         prompts: Sequence[TokenIds],
-        reader: Callable[[list[TokenIds]], list[Packet]],
-    ) -> list[tuple[Packet, float]]:
+        reader: Callable[[list[TokenIds]], Sequence[_Read]],
+    ) -> list[tuple[_Read, float]]:
         keys = [ids.tobytes() for ids in prompts]
         wanted = dict(zip(keys, prompts, strict=True))
         new = {key: ids for key, ids in wanted.items() if key not in self._found}
         if new:
             started = time.perf_counter()
-            packets = reader(list(new.values()))
+            made = reader(list(new.values()))
             seconds = time.perf_counter() - started
-            for key, packet in zip(new, packets, strict=True):
-                self._found[key] = (packet, seconds)
+            for key, one in zip(new, made, strict=True):
+                self._found[key] = (one, seconds)
         return [self._found[key] for key in keys]
 
     def keep(self, prompts: Iterable[TokenIds]) -> None:
