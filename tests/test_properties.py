@@ -336,13 +336,13 @@ def test_masses_and_scores_do_not_depend_on_the_batch(model_of, family, threads)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("n_question", [3, 40])
-def test_a_long_context_is_summed_in_chunks(tiny, device, threads, family, n_question):
-    """1500 keys and more are several running softmaxes, each a task of its own for few queries."""
+@pytest.mark.parametrize(("n_context", "n_question"), [(1500, 3), (1500, 40), (300, 1200)])
+def test_a_long_context_is_summed_in_chunks(tiny, device, threads, family, n_context, n_question):
+    """1024 keys, given and own, are one running softmax; for few queries each is a task."""
     folder = tiny(family)
     model, reference = kvcomm.Model.load(folder, device=device), oracle.read_folder(folder)
     sender, receiver = kvcomm.Sender(model), kvcomm.Receiver(model)
-    context, other = ids_of(model, 1500, 1), ids_of(model, 1100, 2)
+    context, other = ids_of(model, n_context, 1), ids_of(model, 1100, 2)
     question = ids_of(model, n_question, 3)
     layers = list(range(1, model.n_layers))
     packet, short = sender.read([context, other], layers)
@@ -353,6 +353,9 @@ def test_a_long_context_is_summed_in_chunks(tiny, device, threads, family, n_que
     close(logits, run.logits[-1])
     expected = oracle.layer_masses(reference, question, given, preset="paper", start=len(context))
     close(mass.mean(axis=1)[layers], np.asarray(expected)[layers])
+    answer = receiver.answer(question, packet, 4)
+    rules = {"start": n_context, "layers": layers}
+    assert list(answer.ids) == oracle.generate(reference, question, given, 4, **rules)
     for n_threads in (1, 2, 3, 7):
         threads(n_threads)
         assert receiver.logits(question, packet).tobytes() == logits.tobytes()

@@ -2,7 +2,7 @@
  *
  * One task is (sequence, KV head, tile of queries); its rows are the tile's queries times the
  * query heads of the group, so K and V are read once per group. A task walks the spans in order,
- * in chunks counted from each span's start and, within, in tiles, with one running softmax per row:
+ * CHUNK keys at a time, in tiles, with one running softmax per row and chunk:
  *
  *     s = q k^T, masked by rule      m' = max(m, max s)      p = exp(s - m')
  *     acc = acc e^(m - m') + p v     sum = sum e^(m - m') + sum p     mass likewise, counted keys
@@ -323,40 +323,45 @@ static void walk_chunk(task *t, const kvc_span *span, size_t from, size_t to, in
     }
 }
 
-/* Chunk `only` of the item's spans, left in t->chunk, or all of them (only < 0), in t->total. */
+/* The first chunk's sums are the total, as merging them into nothing would leave them. */
+static void fold_chunk(task *t, bool first) {
+    if (!first) {
+        merge_chunk(t, &t->chunk);
+        return;
+    }
+    sums total = t->chunk;
+    t->chunk = t->total;
+    t->total = total;
+}
+
+/* Chunk `only` of the item's keys, left in t->chunk, or all of them (only < 0), in t->total. */
 static void walk_spans(task *t, int64_t only) {
     const kvc_attention_item *item = t->item;
-    int64_t own = 0, chunk = 0;
-    bool empty = true;
+    const kvc_span *turned = NULL;
+    int64_t own = 0;
+    size_t at = 0; /* keys before this place, of all spans */
     for (size_t i = 0; i < item->n_given + item->n_own; i++) {
         const kvc_span *span = &item->spans[i];
-        if (span->turn) turn_queries(t, span->turn);
-        for (size_t from = 0; from < span->n; from += CHUNK, chunk++) {
-            if (only >= 0 && chunk != only) continue;
-            size_t to = span->n - from < CHUNK ? span->n : from + CHUNK;
-            clear_sums(t, &t->chunk);
-            walk_chunk(t, span, from, to, i < item->n_given ? -1 : own);
-            if (only >= 0) return;
-            if (empty) { /* as merging would leave it */
-                sums first = t->chunk;
-                t->chunk = t->total;
-                t->total = first;
-                empty = false;
-            } else {
-                merge_chunk(t, &t->chunk);
-            }
+        for (size_t from = 0, n; from < span->n; from += n, at += n) {
+            size_t room = CHUNK - at % CHUNK;
+            n = span->n - from < room ? span->n - from : room;
+            if (only >= 0 && at / CHUNK != (size_t)only) continue;
+            if (span->turn && span != turned) turn_queries(t, span->turn);
+            turned = span;
+            if (at % CHUNK == 0) clear_sums(t, &t->chunk);
+            walk_chunk(t, span, from, from + n, i < item->n_given ? -1 : own);
+            if (only < 0 && n == room) fold_chunk(t, at < CHUNK);
         }
         if (i >= item->n_given) own += (int64_t)span->n;
     }
-    if (empty) clear_sums(t, &t->total);
+    if (only < 0 && at % CHUNK) fold_chunk(t, at < CHUNK);
+    if (at == 0) clear_sums(t, &t->total);
 }
 
 static size_t count_chunks(const kvc_attention_item *item) {
     size_t n = 0;
-    for (size_t i = 0; i < item->n_given + item->n_own; i++) {
-        n += (item->spans[i].n + CHUNK - 1) / CHUNK;
-    }
-    return n;
+    for (size_t i = 0; i < item->n_given + item->n_own; i++) n += item->spans[i].n;
+    return (n + CHUNK - 1) / CHUNK;
 }
 
 static void store_results(const task *t) {
