@@ -64,6 +64,25 @@ def speed() -> str:
 _SPEED = (("median", ".0f"), ("limit_share", ".0%"))
 
 
+def decode() -> str:
+    """What decode.py printed: a row per model and weight type, peers beside each figure."""
+    runs = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
+    names = ("decode after 128", "decode after 4096")
+    rows = [["model", "weights", *(f"{name}, tokens/s" for name in names)]]
+    for run in runs:
+        lines = {line["name"]: line for line in run["lines"]}
+        if all(name in lines for name in names):
+            first = lines[names[0]]
+            cells = [_beside_peers(lines[name]) for name in names]
+            rows.append([first["model"], first["dtype"], *cells])
+    return markdown(rows)
+
+
+def _beside_peers(line: dict) -> str:
+    peers = ", ".join(f"{ratio:.1f}x {name}" for name, ratio in line["peers"].items())
+    return f"{line['value']:.0f} ({line['limit_share']:.0%}), {peers}"
+
+
 def parity() -> str:
     """Counts that parity.py wrote, a row per kind of comparison."""
     results = json.loads((RESULTS / "parity.json").read_text(encoding="utf-8"))
@@ -78,7 +97,13 @@ def parity() -> str:
     return markdown(rows)
 
 
-MAKERS = {"hotpotqa": hotpotqa, "methods": methods, "speed": speed, "parity": parity}
+MAKERS = {
+    "hotpotqa": hotpotqa,
+    "methods": methods,
+    "speed": speed,
+    "decode": decode,
+    "parity": parity,
+}
 
 
 def main() -> None:
