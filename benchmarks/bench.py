@@ -27,6 +27,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cells
+
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (
     "limits", "prefill", "decode", "batch", "handover", "calibrate", "evaluate", "load", "memory",
@@ -117,22 +119,22 @@ def lines_of(runs: Iterable[Run]) -> list[Row]:
 def table(rows: Iterable[Row]) -> str:
     """Every line, as Markdown."""
     header = ("model", "weights", "threads", "what", "figure", "of limit", "peers", "spread")
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for row in rows:
-        share = "" if row["limit_share"] is None else f"{row['limit_share']:.0%}"
-        peers = ", ".join(f"{ratio:.2f}x {name}" for name, ratio in row["peers"].items())
-        cells = (
-            row["model"],
-            row["dtype"],
-            str(row["threads"]),
-            row["name"],
-            f"{row['value']:.4g} {row['unit']}",
-            share,
-            peers,
-            f"{row['spread']:.0%}",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return cells.markdown(
+        header,
+        [
+            (
+                row["model"],
+                row["dtype"],
+                str(row["threads"]),
+                row["name"],
+                cells.figure(row),
+                cells.share(row),
+                cells.peers(row),
+                f"{row['spread']:.0%}",
+            )
+            for row in rows
+        ],
+    )
 
 
 #: Lines of the short table.
@@ -144,14 +146,13 @@ def performance(rows: Iterable[Row]) -> str:
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         if row["name"] in HEADLINES:
-            peers = "".join(f", {ratio:.1f}x {name}" for name, ratio in row["peers"].items())
-            cell = f"{row['value']:.4g} {row['unit']}, {row['limit_share']:.0%} of the limit{peers}"
-            found.setdefault((row["model"], row["dtype"]), {})[row["name"]] = cell
-    lines = ["| " + " | ".join(("model", "weights", *HEADLINES)) + " |"]
-    lines.append("|" + " --- |" * (2 + len(HEADLINES)))
-    for names, cells in found.items():
-        lines.append("| " + " | ".join((*names, *(cells.get(n, "-") for n in HEADLINES))) + " |")
-    return "\n".join(lines)
+            parts = (cells.figure(row), f"{cells.share(row)} of the limit", cells.peers(row, 1))
+            text = ", ".join(part for part in parts if part)
+            found.setdefault((row["model"], row["dtype"]), {})[row["name"]] = text
+    return cells.markdown(
+        ("model", "weights", *HEADLINES),
+        [(*names, *(held.get(n, "-") for n in HEADLINES)) for names, held in found.items()],
+    )
 
 
 #: Plot -> (how the names of its lines begin, before the number on its axis; what that counts).

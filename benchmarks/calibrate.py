@@ -28,8 +28,6 @@ CONTEXT, QUICK_CONTEXT = 2048, 256
 QUESTIONS, QUICK_QUESTIONS = (32, 512), (32,)
 LONG, QUICK_LONG = (8192, 32768), (1024, 4096)
 
-#: First argument of the process that is measured.
-
 
 def measure_alone(source: str, dtype: str, kv_dtype: str, threads: int, n: int) -> int:
     """Bytes that a tapped question takes behind n tokens, in this process."""

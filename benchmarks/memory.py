@@ -19,8 +19,6 @@ from peers.wire import memory
 TOKENS, QUICK = 2048, 256
 STEPS = 8
 
-#: First argument of the process that is measured.
-
 
 def measure_alone(source: str, dtype: str, kv_dtype: str, threads: int, n: int) -> dict[str, int]:
     """Load, read n tokens and decode in this process; bytes."""

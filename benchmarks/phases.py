@@ -24,7 +24,7 @@ from kvcomm.model import Model
 
 #: Functions of the core by phase.
 PHASES = {
-    "products": ("linear_chunk", "cpu_matrix"),
+    "products": ("linear_chunk",),
     "attention": ("attention_task",),
     "norms, rotation, gates": ("norm_row", "rope_row", "gated_row", "add_row", "add_range"),
     "logits": ("argmax_row", "logprob_row", "nearest_chunk", "mix_chunk", "kvc_sample"),

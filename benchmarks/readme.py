@@ -11,15 +11,11 @@ import re
 import sys
 from pathlib import Path
 
+import cells
+
 RESULTS = Path(__file__).with_name("results")
 REPRODUCTION = RESULTS / "reproduce-qwen2.5-coder-0.5b"
 README = Path(__file__).parents[1] / "README.md"
-
-
-def markdown(rows: list[list[str]]) -> str:
-    """A Markdown table; the first row is the header."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -36,7 +32,7 @@ def hotpotqa() -> str:
     rows = [["recovered", *(f"{model}, `{preset}`" for model, _, preset in names)]]
     for lines in zip(*runs.values(), strict=True):
         rows.append([lines[0]["method"], *(line["recovered"] for line in lines)])
-    return markdown(rows)
+    return cells.markdown(rows[0], rows[1:])
 
 
 def methods() -> str:
@@ -58,7 +54,7 @@ def speed() -> str:
         + [f"{part[n][key]:{form}}" for n in ("prefill", "decode") for key, form in _SPEED]
         for (model, dtype), part in found.items()
     ]
-    return markdown([header, *rows])
+    return cells.markdown(header, rows)
 
 
 _SPEED = (("median", ".0f"), ("limit_share", ".0%"))
@@ -73,14 +69,13 @@ def decode() -> str:
         lines = {line["name"]: line for line in run["lines"]}
         if all(name in lines for name in names):
             first = lines[names[0]]
-            cells = [_beside_peers(lines[name]) for name in names]
-            rows.append([first["model"], first["dtype"], *cells])
-    return markdown(rows)
+            found = [_beside_peers(lines[name]) for name in names]
+            rows.append([first["model"], first["dtype"], *found])
+    return cells.markdown(rows[0], rows[1:])
 
 
 def _beside_peers(line: dict) -> str:
-    peers = ", ".join(f"{ratio:.1f}x {name}" for name, ratio in line["peers"].items())
-    return f"{line['value']:.0f} ({line['limit_share']:.0%}), {peers}"
+    return f"{line['value']:.0f} ({cells.share(line)}), {cells.peers(line, 1)}"
 
 
 def parity() -> str:
@@ -94,7 +89,7 @@ def parity() -> str:
         rows.append(
             [group, *("-" if c is None else f"{c['equal']} of {c['of']} equal" for c in counts)]
         )
-    return markdown(rows)
+    return cells.markdown(rows[0], rows[1:])
 
 
 MAKERS = {

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import cells
+
 Row = dict[str, Any]
 
 TRANSFORMERS = ("transformers", "transformers-4.53.3")
@@ -70,23 +72,11 @@ TARGETS = (
 def table(rows: Iterable[Row]) -> str:
     """A row per target, model, weights and line, as Markdown."""
     header = ("target", "wanted", "model", "weights", "line", "figure", "of limit", "peers", "met")
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    rows = list(rows)
+    rows, filled = list(rows), []
     for target in TARGETS:
         for row in (row for row in rows if row["name"] in target.lines):
-            share = "" if row["limit_share"] is None else f"{row['limit_share']:.0%}"
-            peers = ", ".join(f"{ratio:.2f}x {name}" for name, ratio in row["peers"].items())
             missed = target.missed(row)
-            cells = (
-                target.what,
-                target.text(),
-                row["model"],
-                row["dtype"],
-                row["name"],
-                f"{row['value']:.4g} {row['unit']}",
-                share,
-                peers,
-                "not by " + ", ".join(missed) if missed else "yes",
-            )
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            words = (target.what, target.text(), row["model"], row["dtype"], row["name"])
+            found = (cells.figure(row), cells.share(row), cells.peers(row))
+            filled.append((*words, *found, f"not by {', '.join(missed)}" if missed else "yes"))
+    return cells.markdown(header, filled)
