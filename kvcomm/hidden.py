@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from kvcomm._core import Session, Workspace
 from kvcomm.agents import Sender
-from kvcomm.beginning import once
 
 if TYPE_CHECKING:
     from kvcomm.model import Model
@@ -70,17 +69,10 @@ def entering(
 
 
 def read(sender: Sender, contexts: Sequence[Ids], layer: int, *, last: bool) -> list[States]:
-    """What a sender hands over of its contexts: states that enter a layer, as of `entering`.
-
-    Equal contexts are run once, and then give the same array.
-    """
+    """What a sender hands over of its contexts: states that enter a layer, as of `entering`."""
     model = sender.model
     workspace = Workspace(model.core)
-
-    def run(distinct: Sequence[Ids]) -> list[States]:
-        sessions = open_sessions(model, len(distinct))
-        return entering(workspace, sessions, distinct, layer, model.n_layers, last=last)
-
-    states = once(contexts, run)
+    sessions = open_sessions(model, len(contexts))
+    states = entering(workspace, sessions, contexts, layer, model.n_layers, last=last)
     sender.count(workspace)
     return states

@@ -23,6 +23,7 @@ from typing import Any
 
 from kvcomm import hidden
 from kvcomm._core import Workspace
+from kvcomm.beginning import once
 from kvcomm.errors import MismatchError
 from kvcomm.methods import Bench, Item, Method, Options, Outcome, Seconds, TokenIds
 from kvcomm.prefilled import Prefilled
@@ -94,7 +95,9 @@ class PrependHidden(Method):
         for context, question in zip(contexts, questions, strict=True):
             check_room(model, len(context), len(question))
         started = time.perf_counter()
-        states = hidden.read(bench.sender, contexts, self.from_layer, last=False)
+        states = once(
+            contexts, lambda new: hidden.read(bench.sender, new, self.from_layer, last=False)
+        )
         arrived = time.perf_counter()
         workspace = Workspace(model.core)
         before = hidden.open_sessions(model, len(contexts))
