@@ -1,6 +1,6 @@
 """What each benchmark line is to reach, and whether it does. Owns that table.
 
-A line reaches its target when its share of the limit, its ratio to each peer that was measured, or
+A line reaches its target when its share of the limit, its ratio to each peer that was measured, and
 its value does. What the limit of a line is, the script that prints it says.
 """
 
@@ -41,6 +41,13 @@ class Target:
             found.append("value")
         return found
 
+    def verdict(self, row: Row) -> str:
+        """Whether a line reaches it, and which peers nobody has asked."""
+        missed = self.missed(row)
+        parts = [f"not by {', '.join(missed)}" if missed else "yes"]
+        unknown = [name for name in self.peers if name not in row["peers"]]
+        return "; ".join(parts + ([f"{', '.join(unknown)} not measured"] if unknown else []))
+
 
 TARGETS = (
     Target(
@@ -75,8 +82,7 @@ def table(rows: Iterable[Row]) -> str:
     rows, filled = list(rows), []
     for target in TARGETS:
         for row in (row for row in rows if row["name"] in target.lines):
-            missed = target.missed(row)
             words = (target.what, target.text(), row["model"], row["dtype"], row["name"])
             found = (cells.figure(row), cells.share(row), cells.peers(row))
-            filled.append((*words, *found, f"not by {', '.join(missed)}" if missed else "yes"))
+            filled.append((*words, *found, target.verdict(row)))
     return cells.markdown(header, filled)

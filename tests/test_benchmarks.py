@@ -467,8 +467,10 @@ def test_targets_say_what_is_not_reached(script: Callable[[str], ModuleType]) ->
     lines = script("targets").table(rows).splitlines()[2:]
     assert [line.split(" | ")[4] for line in lines] == ["prefill 512", "prefill 2048", "load"]
     assert [line.rpartition(" | ")[2] for line in lines] == [
-        "not by transformers |", "not by limit |", "not by value |",
-    ]  # fmt: skip
+        "not by transformers; transformers-4.53.3, llama.cpp not measured |",
+        "not by limit; transformers-4.53.3, llama.cpp not measured |",
+        "not by value |",
+    ]
     assert (
         "85% of the limit, 1.3x transformers, 1.3x transformers-4.53.3, 1.2x llama.cpp" in lines[0]
     )
