@@ -1,7 +1,7 @@
 """What each benchmark line is to reach, and whether it does. Owns that table.
 
 A line reaches its target when its share of the limit, its ratio to each peer that was measured, and
-its value does. What the limit of a line is, the script that prints it says.
+its value do, as far as it names them. What the limit of a line is, the script that prints it says.
 """
 
 from collections.abc import Iterable
