@@ -375,6 +375,8 @@ ERRORS: dict[str, tuple[Sequence[Any], str]] = {
     "a ratio that is no number": (["{eval}", "--ratio", "half"], "found 'half'"),
     "a layer that is not there": (["{eval}", "--layers", "0,99"], "99 is outside 0 .. 3"),
     "layers that are no numbers": (["{eval}", "--layers", "x"], "found 'x'"),
+    "layers that run backwards": (["{eval}", "--layers", "3-1"], "3-1 runs backwards"),
+    "a layer that is named again": (["{eval}", "--layers", "1,0-2"], "1 is there twice"),
     "a strategy that is not there": (["{eval}", "--strategy", "best"], "found 'best'"),
     "fewer than no tokens": (
         ["{eval}", "--max-new-tokens", "-1"],

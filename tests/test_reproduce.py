@@ -283,6 +283,21 @@ def test_a_map_says_how_wide_its_intervals_are(
     assert "95% intervals within" in (tmp_path / "figure-4.svg").read_text()
 
 
+def test_a_figure_says_of_the_protocol_what_it_has(
+    made: Path, request_of: Callable[..., Request], tmp_path: Path
+) -> None:
+    # Every layer is as fine as it goes, so both are the same runs.
+    for grid in (9, 0):
+        reproduce(("figure-3",), request_of(tmp_path, tasks=("countries",), grid=grid))
+    assert len(list((tmp_path / "runs").glob("countries-*-prepend-all-nll"))) == 1
+    drawn = (tmp_path / "figure-3.svg").read_text()
+    assert "preset paper; n records; from likelihoods" in " ".join(drawn.split())
+    assert "alpha" not in drawn and "whiskers" not in drawn and "calibrated" not in drawn
+    # The level looks at the attention alone.
+    assert "alpha" not in (made / "figure-7.txt").read_text()
+    assert "alpha 1" in (made / "figure-11.txt").read_text()
+
+
 def test_levels_are_taken_from_the_ranking(made: Path) -> None:
     given = {tuple(r["settings"]["given"]) for r in logged(made, "countries-*-level")}
     assert given == {(layer,) for layer in range(4)}  # 9/28 of 4 layers is one layer a level

@@ -94,12 +94,12 @@ def test_latex_text(given: str, expected: str) -> None:
 
 
 def test_csv_has_a_line_per_cell_with_full_numbers() -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text("table-1", [TABLE]))))
+    rows = list(csv.DictReader(io.StringIO(csv_text("table-1", [TABLE], "a to b", "paper"))))
     assert len(rows) == 4
     assert rows[0] == {
         "table": "table-1", "measure": "match", "row": "kvcomm 0.3", "column": "countries",
         "value": "0.456", "low": "0.361", "high": "0.554", "n": "99", "paper": "0.46",
-        "data": "countries.jsonl",
+        "models": "a to b", "preset": "paper", "data": "countries.jsonl",
     }  # fmt: skip
     assert (rows[1]["value"], rows[1]["paper"]) == ("", "0.35")
     assert rows[1]["data"] == "a_1.jsonl; b|2.jsonl"

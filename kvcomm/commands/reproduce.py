@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     how.add_argument(
         "--grid", type=int, default=8, metavar="N",
-        help="steps of figures over layers (default 8; 0: every layer)",
+        help="most steps of figures over layers (default 8; 0: every layer)",
     )  # fmt: skip
     how.add_argument(
         "--paper-pair", metavar="N", help="pair of the paper to stand beside (default: closest)"

@@ -22,6 +22,9 @@ def numbers(text: str) -> tuple[int, ...]:
         if ends[1] > _MOST_LAYERS:
             raise argparse.ArgumentTypeError(f"{ends[1]} is above {_MOST_LAYERS}")
         found += range(ends[0], ends[1] + 1)
+    for number in found:
+        if found.count(number) > 1:
+            raise argparse.ArgumentTypeError(f"{number} is there twice")
     return tuple(found)
 
 

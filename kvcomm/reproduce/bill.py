@@ -71,7 +71,7 @@ def build(runs: Runs, exhibit: Exhibit) -> Built:
     setting = cost.Setting(preset=runs.request.preset)
     bills = {found.task.name: _bill(runs, found, setting) for found in runs.chosen(exhibit)}
     about = (
-        f"{tables.models(runs)}, preset {setting.preset}, weights in {setting.dtype}, K and V in "
+        f"{tables.models(runs)}, {tables.preset(runs)}, weights in {setting.dtype}, K and V in "
         f"{setting.kv_dtype}"
     )
     made = tuple(_table(exhibit, bills, account, about) for account in ACCOUNTS)

@@ -47,7 +47,7 @@ def reproduce(
             runs.leave_out(name, str(error).removeprefix(f"{name}: "))
             continue
         verdicts = [*claims.judged(name, built.results), *built.verdicts]
-        paths = write(exhibit, built, verdicts, request.out)
+        paths = write(exhibit, built, verdicts, runs)
         n_failed += sum(len(errors) for one in built.results for errors in one.failed.values())
         n_made += 1
         account.write(runs)

@@ -46,7 +46,7 @@ def message_length(runs: Runs, exhibit: Exhibit) -> Built:
         "tokens of a message", tuple(map(float, MESSAGES)), ("nld",),
         lambda name, n: f"nld {n:.0f}", log=True,
     )  # fmt: skip
-    return series.build(runs, exhibit, results, [curves])
+    return series.build(runs, exhibit, results, [curves], protocol=tables.preset)
 
 
 # ---- online calibration --------------------------------------------------------------------
@@ -174,7 +174,8 @@ def token_importance(runs: Runs, exhibit: Exhibit) -> Built:
         )  # fmt: skip
 
     notes = ("keep: all other tokens are zeroed behind layer l. zero: that one is.",)
-    return series.build(runs, exhibit, results, [curves("keep"), curves("zero")], notes)
+    shown = [curves("keep"), curves("zero")]
+    return series.build(runs, exhibit, results, shown, notes, tables.preset)
 
 
 def _by_group(found: Data, one: Results) -> list[Results]:
@@ -222,7 +223,7 @@ def prepend_hidden(runs: Runs, exhibit: Exhibit) -> Built:
         results.append(replace(one, rows=rows))
     shown = tuple(map(str, layers))
     grid = Map("sender layer k", "receiver layer j", shown, shown, lambda k, j: f"{k},{j}")
-    return series.build(runs, exhibit, results, [grid])
+    return series.build(runs, exhibit, results, [grid], protocol=tables.preset)
 
 
 # ---- ours ----------------------------------------------------------------------------------

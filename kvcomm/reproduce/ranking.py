@@ -83,7 +83,7 @@ def build(runs: Runs, exhibit: Exhibit) -> Built:
     names = tuple(mass)
     taus = {pair: likeness(*(mass[name] for name in pair)) for pair in combinations(names, 2)}
     counts = ", ".join(f"{heading(name)} {len(rows)}" for name, rows in mass.items())
-    about = f"{tables.models(runs)}; preset {runs.request.preset}"
+    about = f"{tables.models(runs)}; {tables.preset(runs)}"
     title = (
         f"{exhibit.label}. {exhibit.title}: Kendall's tau-b of the attention mass per layer. "
         f"{about}."

@@ -59,15 +59,15 @@ def build(
     results: Sequence[Results],
     parts: Sequence[Curves | Map] | Callable[[Results], Sequence[Curves | Map]],
     notes: Sequence[str] = (),
-    measures: Sequence[str] = MEASURES,
+    protocol: Callable[[Runs], str] = tables.protocol,
 ) -> Built:
     """The tables and the figure of an exhibit: for every task and measure, every part.
 
-    parts: the same for all tasks, or made for each.
+    parts: the same for all tasks, or made for each. protocol: what titles say of how it was run.
     """
-    about = f"{tables.models(runs)}; {tables.protocol(runs)}"
+    about = f"{tables.models(runs)}; {protocol(runs)}"
     made: list[tuple[Results, str, Curves | Map, Table]] = []
-    for measure in measures:
+    for measure in MEASURES:
         for one in results:
             if one.metric is None if measure == PUBLISHED else not one.task.needs_context:
                 continue
@@ -81,7 +81,9 @@ def build(
 
         drawn = [_part(one, measure, part, table) for one, measure, part, table in made]
         answers = "" if any(one.metric for one in results) else f"; {NO_ANSWERS}"
-        foot = f"{about}; n records, whiskers: 95% bootstrap intervals{answers}"
+        curves = any(isinstance(part, Curves) for _, _, part, _ in made)
+        whiskers = ", whiskers: 95% bootstrap intervals" if curves else ""
+        foot = f"{about}; n records{whiskers}{answers}"
         return figures.draw(drawn, f"{exhibit.label}. {exhibit.title}", foot)
 
     return Built(tuple(table for *_, table in made), tuple(results), draw)

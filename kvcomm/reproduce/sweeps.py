@@ -59,7 +59,8 @@ def edges(runs: Runs) -> list[int]:
 
 def steps(runs: Runs) -> str:
     """The grid as a part of a group's name."""
-    return "all" if runs.request.grid == 0 else str(runs.request.grid)
+    n_blocks = len(edges(runs)) - 1
+    return "all" if n_blocks == runs.n_layers else str(n_blocks)
 
 
 def _selected(scores: LayerScores, count: int, alpha: float) -> Layers:
@@ -198,7 +199,7 @@ def alphas(runs: Runs, exhibit: Exhibit) -> Built:
         "layers sent", tuple(map(float, sizes)), tuple(f"alpha {alpha:g}" for alpha in ALPHAS),
         lambda name, n: f"{name.removeprefix('alpha ')} {n:.0f}",
     )  # fmt: skip
-    return series.build(runs, exhibit, results, [curves])
+    return series.build(runs, exhibit, results, [curves], protocol=tables.division)
 
 
 def levels(runs: Runs, exhibit: Exhibit) -> Built:
@@ -217,7 +218,7 @@ def levels(runs: Runs, exhibit: Exhibit) -> Built:
         f"rank of the first of {size} layers", tuple(map(float, starts)), ("recovered",),
         lambda name, r: f"rank {r:.0f}",
     )  # fmt: skip
-    return series.build(runs, exhibit, results, [curves])
+    return series.build(runs, exhibit, results, [curves], protocol=tables.division)
 
 
 def calibration(runs: Runs, exhibit: Exhibit) -> Built:

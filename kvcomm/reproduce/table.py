@@ -14,7 +14,10 @@ from kvcomm.layout import aligned, markdown_text, number
 from kvcomm.statistics import Interval
 
 #: Columns of the CSV form, one line per cell.
-CSV_FIELDS = ("table", "measure", "row", "column", "value", "low", "high", "n", "paper", "data")
+CSV_FIELDS = (
+    "table", "measure", "row", "column", "value", "low", "high", "n", "paper", "models", "preset",
+    "data",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,11 @@ def latex(table: Table) -> str:
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
-def csv_text(name: str, tables: Sequence[Table]) -> str:
-    """All tables of an exhibit, a line per cell; an empty field is not known."""
+def csv_text(name: str, tables: Sequence[Table], models: str, preset: str) -> str:
+    """All tables of an exhibit, a line per cell; an empty field is not known.
+
+    models, preset: the pair and the protocol of the run, the same on every line.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_FIELDS)
@@ -170,7 +176,7 @@ def csv_text(name: str, tables: Sequence[Table]) -> str:
                     "" if one is None or one != one else repr(one) for one in (*values, cell.paper)
                 ]
                 files = "; ".join(table.files(row, column))
-                writer.writerow([name, table.measure, row, column, *numbers, files])
+                writer.writerow([name, table.measure, row, column, *numbers, models, preset, files])
     return out.getvalue()
 
 

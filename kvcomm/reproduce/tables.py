@@ -27,15 +27,19 @@ def _pairs_of_rows(name: str) -> tuple[str, ...]:
     return tuple(row for ratio in RATIOS for row in (f"{name} {ratio}", f"kvcomm {ratio}"))
 
 
+def preset(runs: Runs) -> str:
+    """The preset, for the titles of what calibrates nothing."""
+    return f"preset {runs.request.preset}"
+
+
 def division(runs: Runs) -> str:
     """The preset, and how it divides the records, for titles."""
-    preset = runs.request.preset
     how = (
         "published protocol: calibrated on the first records, which are scored too"
-        if preset == "reference"
+        if runs.request.preset == "reference"
         else "calibrated on records that are not scored"
     )
-    return f"preset {preset}, {how}"
+    return f"{preset(runs)}, {how}"
 
 
 def protocol(runs: Runs) -> str:

@@ -12,14 +12,16 @@ from kvcomm.packet import write_whole
 from kvcomm.records import write_json
 from kvcomm.reproduce import table
 from kvcomm.reproduce.exhibit import Built, Exhibit
+from kvcomm.reproduce.runs import Runs
 from kvcomm.reproduce.verdict import Verdict
 
 #: The verdicts of all exhibits, by exhibit, for the account of the folder.
 VERDICTS = "claims"
 
 
-def write(exhibit: Exhibit, built: Built, verdicts: Sequence[Verdict], out: Path) -> list[Path]:
+def write(exhibit: Exhibit, built: Built, verdicts: Sequence[Verdict], runs: Runs) -> list[Path]:
     """Write all files of an exhibit; returns their paths."""
+    out = runs.request.out
     forms = {
         ending: "\n".join(form(one) for one in built.tables) for ending, form in table.FORMS.items()
     }
@@ -29,7 +31,7 @@ def write(exhibit: Exhibit, built: Built, verdicts: Sequence[Verdict], out: Path
         forms["md"] += "\n#### Claims\n\n" + "\n".join(f"- {x}" for x in lines) + "\n"
         escaped = [f"{table.latex_text(line)}\\par" for line in lines]
         forms["tex"] += "\n" + "\n".join(escaped) + "\n"
-    forms["csv"] = table.csv_text(exhibit.name, built.tables)
+    forms["csv"] = table.csv_text(exhibit.name, built.tables, runs.pair, runs.request.preset)
     written = []
     for ending, content in forms.items():
         written.append(out / f"{exhibit.name}.{ending}")
