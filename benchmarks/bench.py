@@ -137,24 +137,6 @@ def table(rows: Iterable[Row]) -> str:
     )
 
 
-#: Lines of the short table.
-HEADLINES = ("prefill 512", "decode after 128", "batch 16 decode")
-
-
-def performance(rows: Iterable[Row]) -> str:
-    """A row per model and weight type, as Markdown: the lines that most people ask for."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        if row["name"] in HEADLINES:
-            parts = (cells.figure(row), f"{cells.share(row)} of the limit", cells.peers(row, 1))
-            text = ", ".join(part for part in parts if part)
-            found.setdefault((row["model"], row["dtype"]), {})[row["name"]] = text
-    return cells.markdown(
-        ("model", "weights", *HEADLINES),
-        [(*names, *(held.get(n, "-") for n in HEADLINES)) for names, held in found.items()],
-    )
-
-
 #: Plot -> (how the names of its lines begin, before the number on its axis; what that counts).
 PLOTS = {
     "prefill": ("prefill ", "tokens of the prompt"),

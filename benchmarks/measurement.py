@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -244,6 +245,22 @@ def token_ids(model: kvcomm.Model, n: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(1, model.vocab_size), k=n)
 
 
+def in_use(seconds: float = 1.0) -> float:
+    """Processors that others keep busy, as the system counts over that time; 0 if it does not."""
+    before = _busy_ticks()
+    time.sleep(seconds)
+    return (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def _busy_ticks() -> int:
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+    except OSError:
+        return 0
+    user, nice, system, _idle, _waiting, *others = map(int, first.split()[1:9])
+    return user + nice + system + sum(others)
+
+
 def say(line: str) -> None:
     """A line on standard error."""
     print(f"benchmarks: {line}", file=sys.stderr, flush=True)
@@ -362,9 +379,9 @@ def main(
         options.peers = process.chosen(options.peers, options.published)
     except ValueError as error:
         made.error(str(error))
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        say(f"the machine is busy (load {load:.1f}): times will not be worth much")
+    busy = in_use()
+    if busy > 0.2:
+        say(f"the machine is busy ({busy:.1f} processors): times will not be worth much")
     for name in options.model.split(","):
         with contextlib.closing(Setup(name, options)) as setup:
             for line in measure(setup):

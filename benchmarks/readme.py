@@ -9,8 +9,10 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import bench
 import cells
 
 RESULTS = Path(__file__).with_name("results")
@@ -42,40 +44,32 @@ def methods() -> str:
     return re.sub(r" n=\d+| \(paper [^)]*\)", "", rows)
 
 
-def speed() -> str:
-    """What speed.py printed with --json, a row per model and type."""
-    header = ["model", "weights", "prefill, tokens/s", "of limit", "decode, tokens/s", "of limit"]
-    found: dict[tuple[str, str], dict[str, dict]] = {}
-    for line in (RESULTS / "speed.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        found.setdefault((row["model"], row["dtype"]), {})[row["name"]] = row
-    rows = [
-        [model, dtype]
-        + [f"{part[n][key]:{form}}" for n in ("prefill", "decode") for key, form in _SPEED]
-        for (model, dtype), part in found.items()
-    ]
-    return cells.markdown(header, rows)
+#: Lines of the suite that most people ask for, all in tokens/s, and what the page calls them.
+HEADLINES = {
+    "prefill 512": "prefill of 512",
+    "decode after 128": "decode after 128",
+    "decode after 4096": "after 4096",
+    "batch 16 decode": "of 16 sequences",
+}
 
 
-_SPEED = (("median", ".0f"), ("limit_share", ".0%"))
+def performance() -> str:
+    """What bench.py has kept: a row per model and weight type, peers beside each figure."""
+    return short_table(bench.lines_of(bench.read(RESULTS)))
 
 
-def decode() -> str:
-    """What decode.py printed: a row per model and weight type, peers beside each figure."""
-    runs = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
-    names = ("decode after 128", "decode after 4096")
-    rows = [["model", "weights", *(f"{name}, tokens/s" for name in names)]]
-    for run in runs:
-        lines = {line["name"]: line for line in run["lines"]}
-        if all(name in lines for name in names):
-            first = lines[names[0]]
-            found = [_beside_peers(lines[name]) for name in names]
-            rows.append([first["model"], first["dtype"], *found])
-    return cells.markdown(rows[0], rows[1:])
-
-
-def _beside_peers(line: dict) -> str:
-    return f"{line['value']:.0f} ({cells.share(line)}), {cells.peers(line, 1)}"
+def short_table(rows: Iterable[bench.Row]) -> str:
+    """The lines of `HEADLINES`, as Markdown."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        if row["name"] in HEADLINES:
+            parts = (f"{row['value']:.0f} ({cells.share(row)})", cells.peers(row, 1))
+            held = found.setdefault((row["model"], row["dtype"]), {})
+            held[row["name"]] = ", ".join(part for part in parts if part)
+    return cells.markdown(
+        ("model", "weights", *HEADLINES.values()),
+        [(*names, *(held.get(n, "-") for n in HEADLINES)) for names, held in found.items()],
+    )
 
 
 def parity() -> str:
@@ -95,8 +89,7 @@ def parity() -> str:
 MAKERS = {
     "hotpotqa": hotpotqa,
     "methods": methods,
-    "speed": speed,
-    "decode": decode,
+    "performance": performance,
     "parity": parity,
 }
 

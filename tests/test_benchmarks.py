@@ -159,6 +159,17 @@ def test_a_line_is_made_of_medians(script: Callable[[str], ModuleType]) -> None:
     )
 
 
+def test_processors_in_use_are_counted_by_the_system(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurement, ticks = script("measurement"), os.sysconf("SC_CLK_TCK")
+    read = iter([1000, 1000 + 3 * ticks // 20])  # a tenth of a second of one and a half
+    monkeypatch.setattr(measurement, "_busy_ticks", lambda: next(read))
+    assert measurement.in_use(0.1) == pytest.approx(1.5, abs=0.1)
+    monkeypatch.undo()
+    assert measurement._busy_ticks() > 0
+
+
 def test_attention_is_told_apart_by_two_lengths(script: Callable[[str], ModuleType]) -> None:
     short = {"linear_flops": 4e9, "attention_flops": 1e9}
     long = {"linear_flops": 16e9, "attention_flops": 16e9}
@@ -491,9 +502,8 @@ def test_the_short_table_has_a_row_per_model_and_type(
 ) -> None:
     rows = [row("prefill 128", 9.0, 0.1), row("prefill 512", 1200.0, 0.8, other=2.04)]
     rows += [row("decode after 128", 48.0, 0.9)]
-    assert script("bench").performance(rows).splitlines()[2:] == [
-        "| m | f32 | 1200 tokens/s, 80% of the limit, 2.0x other | 48 tokens/s, 90% of the limit "
-        "| - |"
+    assert script("readme").short_table(rows).splitlines()[2:] == [
+        "| m | f32 | 1200 (80%), 2.0x other | 48 (90%) | - | - |"
     ]
 
 
