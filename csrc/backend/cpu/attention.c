@@ -1,4 +1,4 @@
-/* attention.c - K and V into their blocks, and attention over spans of them.
+/* attention.c - attention over spans of K and V.
  *
  * One task is (sequence, KV head, tile of queries); its rows are the tile's queries times the
  * query heads of the group, so K and V are read once per group. A task walks the spans in order,
@@ -23,59 +23,9 @@ enum {
     TASKS = 4,         /* per thread are enough */
     FEW = 8,           /* queries of an item whose chunks may be tasks of their own */
     QUERY_ROWS = 192,  /* of a task, the group's heads counted: K and V are read once per task */
-    WIDEN_ROWS = 24,   /* from here on values are widened once, not once per tile of rows */
-    LINE = 64,         /* bytes of a cache line */
-    PAGE = 4096
+    WIDEN_ROWS = 24,   /* from here on values are widened once, and no tile is asked for ahead */
+    LINE = 64          /* bytes of a cache line */
 };
-
-/* ---- appending ---- */
-
-typedef struct append_job {
-    const kvc_stream *s;
-    const float *k, *v;
-    size_t ld, head_dim;
-    int n_kv_heads;
-    const kvc_append *items;
-    _Atomic bool finite;
-} append_job;
-
-static void append_item(void *context, size_t chunk, int worker) {
-    (void)worker;
-    append_job *job = context;
-    const kvc_append *item = &job->items[chunk];
-    size_t element = kvc_dtype_bytes(item->dtype);
-    bool (*convert)(void *, const float *, size_t) = job->s->kernels->from_f32[item->dtype];
-    for (int h = 0; h < job->n_kv_heads; h++) {
-        size_t to = ((size_t)h * item->head_stride + item->at * job->head_dim) * element;
-        char *k = (char *)cpu_address(job->s, item->k) + to;
-        char *v = (char *)cpu_address(job->s, item->v) + to;
-        for (size_t i = 0; i < item->n; i++) {
-            size_t from = (item->row + i) * job->ld + (size_t)h * job->head_dim;
-            size_t at = i * job->head_dim * element;
-            if (!convert(k + at, job->k + from, job->head_dim)) job->finite = false;
-            if (!convert(v + at, job->v + from, job->head_dim)) job->finite = false;
-        }
-    }
-}
-
-kvc_status cpu_kv_append(kvc_stream *s, kvc_mem k, kvc_mem v, size_t ld, int n_kv_heads,
-                         int head_dim, const kvc_append *items, size_t n_items, kvc_error *err) {
-    append_job job = {.s = s,
-                      .k = cpu_address(s, k),
-                      .v = cpu_address(s, v),
-                      .ld = ld,
-                      .head_dim = (size_t)head_dim,
-                      .n_kv_heads = n_kv_heads,
-                      .items = items,
-                      .finite = true};
-    kvc_status status = cpu_parallel(s, append_item, &job, n_items, err);
-    if (!status && !job.finite) {
-        return kvc_fail(err, KVC_ERROR_NUMERIC, "keys or values that are not finite");
-    }
-    return status;
-}
-
-/* ---- attention ---- */
 
 typedef struct attention_job {
     kvc_stream *s;
@@ -110,6 +60,8 @@ typedef struct task {
     float *shrink; /* [rows + KVC_PANEL] */
     float *unused; /* [rows + KVC_PANEL] */
     sums chunk, total;
+    const char *next_k, *next_v; /* the tile after the one at hand, while it is asked for */
+    size_t next_bytes, next_at;  /* of each; how far that is */
 } task;
 
 static size_t sums_floats(const attention_job *job) {
@@ -258,47 +210,80 @@ static void merge_chunk(task *t, const sums *chunk) {
     }
 }
 
+/* A task of few queries waits for its tiles longer than it computes on them, and processors follow
+ * a stream by themselves only within a page. So it asks for the next tile while it works on this
+ * one, a little before each piece of work: as much as can be under way at once. */
+static void set_next(task *t, const char *k, const char *v, size_t bytes) {
+    t->next_k = k;
+    t->next_v = v;
+    t->next_bytes = t->n_rows < WIDEN_ROWS ? bytes : 0;
+    t->next_at = 0;
+}
+
+static void ask_ahead(task *t) {
+    size_t panels = KEYS / KVC_PANEL, pieces = (panels + 1) * t->job->width / KVC_PANEL + panels;
+    size_t end = t->next_at + t->next_bytes / pieces + LINE;
+    if (end > t->next_bytes) end = t->next_bytes;
+    for (; t->next_at < end; t->next_at += LINE) {
+        __builtin_prefetch(t->next_k + t->next_at);
+        __builtin_prefetch(t->next_v + t->next_at);
+    }
+}
+
+/* Of `all` panels, those of one piece of work. */
+static size_t panels_at_once(const task *t, size_t all) {
+    return t->next_bytes ? 1 : all;
+}
+
 /* acc += p v. Values of 16 bits are widened on the way when few rows want them, else once. */
 static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
     const cpu_kernels *kernels = t->job->s->kernels;
     size_t dim = (size_t)t->job->a->head_dim, width = t->job->width, rows = t->end - t->row;
     kvc_dtype dtype = span->dtype;
-    const void *values = v;
+    const char *values = v;
     if (width != dim || (dtype != KVC_F32 && rows >= WIDEN_ROWS)) {
         for (size_t j = 0; j < n; j++) {
             float *to = t->values + j * width;
             kernels->to_f32[dtype](to, v + j * dim * kvc_dtype_bytes(dtype), dim);
             memset(to + dim, 0, (width - dim) * sizeof(float));
         }
-        values = t->values;
+        values = (const char *)t->values;
         dtype = KVC_F32;
     }
-    kernels->gemm[dtype](t->chunk.acc + t->row * width, width, t->scores + t->row * KEYS, KEYS,
-                         values, width, KVC_PANEL, rows, width / KVC_PANEL, n, true);
-}
-
-/* Scores of n keys, which are turned into panels first, depth-major like a weight matrix. */
-static void score_keys(task *t, const kvc_span *span, const float *q, const char *k, size_t n) {
-    const cpu_kernels *kernels = t->job->s->kernels;
-    size_t dim = (size_t)t->job->a->head_dim, panel = dim * KVC_PANEL;
-    for (size_t j = 0; j < n; j += KVC_PANEL) {
-        kernels->transpose[span->dtype](t->keys + j * dim, KVC_PANEL,
-                                        k + j * dim * kvc_dtype_bytes(span->dtype), dim,
-                                        n - j < KVC_PANEL ? n - j : KVC_PANEL, dim);
+    size_t step = panels_at_once(t, width / KVC_PANEL) * KVC_PANEL;
+    for (size_t d = 0; d < width; d += step) {
+        ask_ahead(t);
+        kernels->gemm[dtype](t->chunk.acc + t->row * width + d, width, t->scores + t->row * KEYS,
+                             KEYS, values + d * kvc_dtype_bytes(dtype), width, KVC_PANEL, rows,
+                             step / KVC_PANEL, n, true);
     }
-    kernels->gemm[KVC_F32](t->scores + t->row * KEYS, KEYS, q + t->row * dim, dim, t->keys,
-                           KVC_PANEL, panel, t->end - t->row, kvc_panel_round(n) / KVC_PANEL, dim,
-                           false);
 }
 
-/* Asks for a tile, line by line from all its pages at once: processors follow a stream only within
- * a page, and several at a time. With few queries a tile is waited for longer than computed. */
-static void fetch_tile(const char *k, const char *v, size_t bytes) {
-    for (size_t line = 0; line < PAGE; line += LINE) {
-        for (size_t at = line; at < bytes; at += PAGE) {
-            __builtin_prefetch(k + at);
-            __builtin_prefetch(v + at);
+/* Turns up to a panel of keys, depth-major like a weight matrix. */
+static void turn_keys(task *t, const kvc_span *span, float *to, const char *k, size_t n) {
+    size_t dim = (size_t)t->job->a->head_dim;
+    size_t step = panels_at_once(t, t->job->width / KVC_PANEL) * KVC_PANEL;
+    for (size_t d = 0; d < dim; d += step) {
+        ask_ahead(t);
+        t->job->s->kernels->transpose[span->dtype](to + d * KVC_PANEL, KVC_PANEL,
+                                                   k + d * kvc_dtype_bytes(span->dtype), dim, n,
+                                                   dim - d < step ? dim - d : step);
+    }
+}
+
+/* Scores of n keys, which are turned into panels first. */
+static void score_keys(task *t, const kvc_span *span, const float *q, const char *k, size_t n) {
+    size_t dim = (size_t)t->job->a->head_dim, key_bytes = dim * kvc_dtype_bytes(span->dtype);
+    size_t step = panels_at_once(t, kvc_panel_round(n) / KVC_PANEL) * KVC_PANEL;
+    for (size_t from = 0; from < n; from += step) {
+        for (size_t j = from; j < n && j < from + step; j += KVC_PANEL) {
+            size_t left = n - j < KVC_PANEL ? n - j : KVC_PANEL;
+            turn_keys(t, span, t->keys + j * dim, k + j * key_bytes, left);
         }
+        ask_ahead(t);
+        t->job->s->kernels->gemm[KVC_F32](t->scores + t->row * KEYS + from, KEYS, q + t->row * dim,
+                                          dim, t->keys + from * dim, KVC_PANEL, dim * KVC_PANEL,
+                                          t->end - t->row, step / KVC_PANEL, dim, false);
     }
 }
 
@@ -314,7 +299,9 @@ static void walk_chunk(task *t, const kvc_span *span, size_t from, size_t to, in
         int64_t tile_own = own < 0 ? -1 : own + (int64_t)key;
         n = cut_tile(t, span, key, tile_own, n);
         if (n == 0) continue;
-        fetch_tile(k + key * key_bytes, v + key * key_bytes, n * key_bytes);
+        size_t after = to - key < KEYS ? to : key + KEYS,
+               ahead = to - after < KEYS ? to - after : KEYS;
+        set_next(t, k + after * key_bytes, v + after * key_bytes, ahead * key_bytes);
         score_keys(t, span, q, k + key * key_bytes, n);
         mask_scores(t, span, key, tile_own, n);
         size_t counted = own >= 0 ? n : span->mass_from > key ? span->mass_from - key : 0;

@@ -5,7 +5,8 @@
  *   kernels.h    arithmetic on rows and tiles, one table per instruction set
  *   linear.c     weights: packing and matrix products
  *   table.c      the embedding table from its other side: mixing its rows, finding the nearest
- *   attention.c  appending K and V, attention over spans
+ *   append.c     new K and V into their blocks
+ *   attention.c  attention over spans
  *   rows.c       everything that works on one row at a time
  *
  * Threads share out chunks whose borders depend on shapes only. A chunk is computed by exactly
