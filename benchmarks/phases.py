@@ -25,7 +25,7 @@ from kvcomm.model import Model
 #: Functions of the core by phase.
 PHASES = {
     "products": ("linear_chunk",),
-    "attention": ("attention_task",),
+    "attention": ("attention_task", "split_task", "merge_task"),
     "norms, rotation, gates": ("norm_row", "rope_row", "gated_row", "add_row", "add_range"),
     "logits": ("argmax_row", "logprob_row", "nearest_chunk", "mix_chunk", "kvc_sample"),
     "keys and values": ("cpu_kv_append", "copy_part", "kvc_segment_create"),
@@ -36,7 +36,7 @@ PHASES = {
 OTHER = "other"
 OF = {function: phase for phase, functions in PHASES.items() for function in functions}
 
-WORKS = ("prefill 512", "decode after 128", "evaluate")
+WORKS = ("prefill 512", "decode after 128", "decode after 4096", "evaluate")
 SECONDS, QUICK_SECONDS = 10, 2
 RATE = 199  # samples a second and thread; no round number, so that nothing keeps step with it
 

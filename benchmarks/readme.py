@@ -1,8 +1,8 @@
-"""Copies results into the README: every number on that page comes from a file in results/.
+"""Copies results into the README and this folder's: their numbers come from files in results/.
 
 A block begins with `<!-- name ... -->` and ends with `<!-- end -->`; what is between is replaced.
 
-    python benchmarks/readme.py          # --check: fail if the page is not up to date
+    python benchmarks/readme.py          # --check: fail if a page is not up to date
 """
 
 import argparse
@@ -17,7 +17,7 @@ import cells
 
 RESULTS = Path(__file__).with_name("results")
 REPRODUCTION = RESULTS / "reproduce-qwen2.5-coder-0.5b"
-README = Path(__file__).parents[1] / "README.md"
+PAGES = (Path(__file__).parents[1] / "README.md", Path(__file__).with_name("README.md"))
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -72,6 +72,21 @@ def short_table(rows: Iterable[bench.Row]) -> str:
     )
 
 
+def phases() -> str:
+    """What phases.py has sampled: a row per work, model and weights, a column per phase."""
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for run in bench.read(RESULTS):
+        for row in run["lines"] if run["script"] == "phases" else ():
+            work, _, phase = row["name"].partition(": ")
+            held = found.setdefault((work, row["model"], row["dtype"]), {})
+            held[phase] = f"{row['value']:.0f}%"
+    columns = list(dict.fromkeys(phase for held in found.values() for phase in held))
+    return cells.markdown(
+        ("work", "model", "weights", *columns),
+        [(*names, *(held.get(c, "") for c in columns)) for names, held in sorted(found.items())],
+    )
+
+
 def parity() -> str:
     """Counts that parity.py wrote, a row per kind of comparison."""
     results = json.loads((RESULTS / "parity.json").read_text(encoding="utf-8"))
@@ -90,6 +105,7 @@ MAKERS = {
     "hotpotqa": hotpotqa,
     "methods": methods,
     "performance": performance,
+    "phases": phases,
     "parity": parity,
 }
 
@@ -98,17 +114,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     check = parser.parse_args().check
-    text = README.read_text(encoding="utf-8")
+    stale = [page for page in PAGES if not renew(page, check)]
+    if stale:
+        names = ", ".join(str(page.relative_to(PAGES[0].parent)) for page in stale)
+        sys.exit(f"{names}: not what benchmarks/results has; run benchmarks/readme.py")
+
+
+def renew(page: Path, check: bool) -> bool:
+    """Fill the blocks of a page, or only look; False: looked, and it is not up to date."""
+    text = page.read_text(encoding="utf-8")
 
     def fill(block: re.Match[str]) -> str:
         name, *arguments = block[1].split()
         return f"<!-- {block[1]} -->\n{MAKERS[name](*arguments)}\n<!-- end -->"
 
     filled = re.sub(r"<!-- ((?!end)[^>]*?) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
-    if check and filled != text:
-        sys.exit("README.md: differs from benchmarks/results; run benchmarks/readme.py")
     if not check:
-        README.write_text(filled, encoding="utf-8")
+        page.write_text(filled, encoding="utf-8")
+    return filled == text or not check
 
 
 if __name__ == "__main__":
