@@ -16,6 +16,7 @@ the products. They need a prompt long enough that attention shows, so --quick le
     python benchmarks/prefill.py --model smollm2-135m --dtype bf16 --json
 """
 
+import argparse
 from collections.abc import Iterator, Mapping
 from time import perf_counter
 
@@ -86,13 +87,17 @@ def phases(setup: Setup, times: Mapping[int, Times], flops: Mapping[int, Flops])
         yield setup.line(name, part, lambda seconds, work=work: work / seconds / 1e9, "GFLOP/s")
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--longest", type=int, metavar="N", help="leave out longer prompts")
+
+
 def measure(setup: Setup) -> Iterator[Line]:
     model = setup.load()
     workspace, products = Workspace(model.core), setup.products(Shape.of(model))
     peers = setup.peers("prefill", model)
     times, flops = {}, {}
     for n in QUICK if setup.quick else LENGTHS:
-        if n > model.max_position:
+        if n > min(model.max_position, setup.options.longest or n):
             continue
         ids = token_ids(model, n)
         ours = prefill(model, workspace, ids)
@@ -109,4 +114,4 @@ def measure(setup: Setup) -> Iterator[Line]:
 
 
 if __name__ == "__main__":
-    main(__doc__, measure)
+    main(__doc__, measure, add)
