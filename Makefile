@@ -13,7 +13,7 @@ CORE := $(wildcard csrc/core/*.c csrc/backend/*.c csrc/backend/cpu/*.c)
 C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))
 
 help:
-	@echo "make demo      answer the shipped questions with every method; table and HTML report"
+	@echo "make demo      answer the shipped questions with and without kvcomm; table, HTML report"
 	@echo "make test      run the tests (DEVICE=cpu, or guard)"
 	@echo "make parity    compare with every recording in ../shared, both models"
 	@echo "make peers     environments of the programs that benchmarks compare with"

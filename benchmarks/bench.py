@@ -9,7 +9,7 @@ the end and the status says so.
 
     python benchmarks/bench.py                    # both models, f32 and bf16: hours
     python benchmarks/bench.py --missing          # what is not there yet
-    python benchmarks/bench.py --quick            # every script in two minutes at most
+    python benchmarks/bench.py --quick            # every script short, into build/quick
     python benchmarks/bench.py --tables           # table and plots again, from what is there
 
 Arguments after -- go to every script, such as -- --peers none.
@@ -229,7 +229,9 @@ def main() -> None:
     parser.add_argument("--scripts", default=",".join(SCRIPTS), help="by comma (default all)")
     parser.add_argument("--missing", action="store_true", help="only runs that are not there")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument(
+        "--out", type=Path, help="default: benchmarks/results; --quick: build/quick"
+    )
     parser.add_argument("--tables", action="store_true", help="measure nothing")
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
@@ -239,6 +241,8 @@ def main() -> None:
     unknown = [name for name in scripts if name not in SCRIPTS]
     if unknown:
         parser.error(f"--scripts: {unknown[0]!r} is none of {', '.join(SCRIPTS)}")
+    if arguments.out is None:
+        arguments.out = HERE.parent / "build" / "quick" if arguments.quick else HERE / "results"
     arguments.out.mkdir(parents=True, exist_ok=True)
     failed = []
     there = {key(run) for run in read(arguments.out) if not run["status"]}

@@ -37,6 +37,15 @@ def hotpotqa() -> str:
     return cells.markdown(rows[0], rows[1:])
 
 
+def trade(name: str) -> str:
+    """What a run of hotpotqa.py sent and prefilled, beside what it recovered."""
+    wanted = ("recovered", "message", "prefilled")
+    rows = [line for line in table(RESULTS / f"{name}.md") if "random" not in line["method"]]
+    return cells.markdown(
+        ("method", *wanted), [(line["method"], *(line[key] for key in wanted)) for line in rows]
+    )
+
+
 def methods() -> str:
     """The first table of the reproduction's main table, as `match`; without n and paper's value."""
     text = (REPRODUCTION / "table-1.md").read_text(encoding="utf-8")
@@ -59,16 +68,17 @@ def performance() -> str:
 
 
 def short_table(rows: Iterable[bench.Row]) -> str:
-    """The lines of `HEADLINES`, as Markdown."""
+    """The lines of `HEADLINES` that were measured, as Markdown."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         if row["name"] in HEADLINES:
             parts = (f"{row['value']:.0f} ({cells.share(row)})", cells.peers(row, 1))
             held = found.setdefault((row["model"], row["dtype"]), {})
             held[row["name"]] = ", ".join(part for part in parts if part)
+    measured = [name for name in HEADLINES if any(name in held for held in found.values())]
     return cells.markdown(
-        ("model", "weights", *HEADLINES.values()),
-        [(*names, *(held.get(n, "-") for n in HEADLINES)) for names, held in found.items()],
+        ("model", "weights", *(HEADLINES[name] for name in measured)),
+        [(*names, *(held.get(n, "-") for n in measured)) for names, held in found.items()],
     )
 
 
@@ -103,6 +113,7 @@ def parity() -> str:
 
 MAKERS = {
     "hotpotqa": hotpotqa,
+    "trade": trade,
     "methods": methods,
     "performance": performance,
     "phases": phases,

@@ -207,7 +207,7 @@ def score(
     mu: float | None = None,
     preset: Preset = "paper",
 ) -> NDArray[np.float32]:
-    """Layer scores [n_layers] of method.md section 4."""
+    """Layer scores float32 [n_layers]: attention mass, scaled to 0 .. 1, and Gaussian, blended."""
 
 def rank(scores: NDArray[np.float32], *, preset: Preset = "paper") -> list[int]:
     """Layer indices, best first, with the preset's order of ties."""

@@ -4,7 +4,7 @@
     receiver.answer(question, packet) -> Answer   question behind them, then decode
 
 Owns what can be asked of the two, in presets "paper" (the text of the paper) and "reference" (its
-published code); method.md sections 2, 3 and 5. In every layer
+published code). In every layer (the paper's section 3)
 
     keys a question token sees = [ what the layer was given ; own keys up to its own ]
 
@@ -189,7 +189,7 @@ class Receiver(Counted):
         batch_size: int | None = None,
         **options: Any,
     ) -> Any:
-        """Prefill a question behind the packet and decode an answer (method.md section 2).
+        """Prefill a question behind the packet and decode an answer (the paper's section 3).
 
         Decoding is greedy unless a temperature is given; a model's generation config gives its
         EOS ids and nothing else. Each question of a list draws from a generator of its own with
@@ -371,7 +371,7 @@ class Receiver(Counted):
         """Attention that the question pays to the packet, float64 [n_layers, n_heads].
 
         Per layer and head of this model the weight on the context, mean over the question's
-        tokens (method.md section 4). Preset reference measures it with the published softmax and
+        tokens (the paper's section 3). Preset reference measures it with the published softmax and
         without the first context token; `skip_first` decides the latter in either preset, as the
         number of first context tokens that do not count (True is 1). A list of questions gives a
         list of arrays.

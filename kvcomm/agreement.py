@@ -1,4 +1,4 @@
-"""How near a method's next tokens come to skyline's, on skyline's own answer (method.md section 7).
+"""How near a method's next tokens come to skyline's, on skyline's own answer.
 
 Owns the two measures, and what of skyline they are held against. Neither needs a gold answer:
 skyline answers greedily, and a method is asked at each of those tokens, given the ones before, what

@@ -1,4 +1,4 @@
-"""`kvcomm demo`: the shipped questions through every method, with random layers as a control.
+"""`kvcomm demo`: the shipped questions with and without kvcomm, random layers as a control.
 
 The first records of the shipped file calibrate, the others are scored. Owns only this choice; the
 run is evaluate.py's and the report report.py's.

@@ -1,8 +1,8 @@
 """From packets to sessions: how a receiver is given what senders have read.
 
-Owns where the receiver's tokens stand and what they see of packets (method.md sections 2, 3 and
-5), and `Call`: the questions of one call, each in a session of its own. agents.py says what can be
-asked; generate.py and prefilled.py go on from the sessions.
+Owns where the receiver's tokens stand and what they see of packets (the paper's section 3), and
+`Call`: the questions of one call, each in a session of its own. agents.py says what can be asked;
+generate.py and prefilled.py go on from the sessions.
 
 Questions about the same packets share these: what is checked and merged is so once per call, and
 sessions hold references to the senders' own memory.

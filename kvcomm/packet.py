@@ -230,7 +230,7 @@ class Packet:
         How many tokens were cut out of the context because it was too long.
     preset
         "paper": only `layers` are held. "reference": layer 0 besides, and the first token of
-        every other layer (method.md section 3).
+        every other layer, as its published code does.
     origin
         The model that made it.
     stats
@@ -419,7 +419,7 @@ class Packet:
 
 
 def whole_layers(layers: Sequence[int], preset: Preset) -> tuple[int, ...]:
-    """The layers that are sent whole when `layers` are selected (method.md section 3)."""
+    """The layers that are sent whole when `layers` are selected."""
     return tuple(sorted({0, *layers})) if preset == "reference" else tuple(layers)
 
 

@@ -1,6 +1,6 @@
 """What is said to the models, and how a prompt that is too long is cut.
 
-Owns the published message texts (method.md section 7), one user turn each, which models reason
+Owns the published message texts (of the paper's code), one user turn each, which models reason
 before they answer and what their prompts are made to end in, and the published truncation rules as
 pure functions on token ids. Does not know chat templates, tokenizers or data sets: a task names its
 family, and extra sentences of a task are in its questions.

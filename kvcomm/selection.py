@@ -1,4 +1,4 @@
-"""Which layers to send: attention mass, scores and strategies (method.md section 4).
+"""Which layers to send: attention mass, scores and strategies (the paper's section 3).
 
 Owns `calibrate` and its result `LayerScores`, the table of strategies, and the number of layers
 that a ratio means in either preset. The arithmetic of scores is the core's; mass.py measures the
@@ -437,7 +437,7 @@ def calibrate(
 
     For every sample the sender reads the context and hands over all layers; the receiver prefills
     the question, and the attention weight on the context is averaged over query tokens and heads
-    (method.md section 4). The matrix of weights never exists.
+    (the paper's section 3). The matrix of weights never exists.
 
     Parameters
     ----------

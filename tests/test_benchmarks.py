@@ -503,7 +503,7 @@ def test_the_short_table_has_a_row_per_model_and_type(
     rows = [row("prefill 128", 9.0, 0.1), row("prefill 512", 1200.0, 0.8, other=2.04)]
     rows += [row("decode after 128", 48.0, 0.9)]
     assert script("readme").short_table(rows).splitlines()[2:] == [
-        "| m | f32 | 1200 (80%), 2.0x other | 48 (90%) | - | - |"
+        "| m | f32 | 1200 (80%), 2.0x other | 48 (90%) |"
     ]
 
 

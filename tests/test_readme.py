@@ -11,12 +11,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 def test_the_python_example_runs(real_model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", README.read_text("utf-8"), re.DOTALL | re.M)
-    names: dict[str, Any] = {
-        "context0": "The red boat was built by Ann in the yard of her father.",
-        "question0": "Who built the red boat?",
-        "context": "The old mill on the hill belongs to Mr. Oakes, who lives in Ashford.",
-        "question": "Who owns the old mill?",
-    }
+    names: dict[str, Any] = {}
     exec(compile(code, str(README), "exec"), names)
     packet = names["packet"]
     assert len(names["layers"]) == real_model.n_layers // 2

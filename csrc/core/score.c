@@ -1,4 +1,4 @@
-/* score.c - from attention mass to an order of layers (spec: method.md section 4).
+/* score.c - from attention mass to an order of layers.
  *
  *     A[l] = (mass[l] - min) / (max - min)            P[l] = exp(-(l - mu)^2 / (2 sigma^2))
  *     score[l] = alpha A[l] + (1 - alpha) P[l]

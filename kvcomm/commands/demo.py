@@ -1,4 +1,4 @@
-"""`kvcomm demo`: the shipped questions through every method."""
+"""`kvcomm demo`: the shipped questions with and without kvcomm."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from kvcomm.options.output import add_json, say, show_run
 from kvcomm.options.pair import add_threads, set_threads
 from kvcomm.options.values import path
 
-HELP = "answer the shipped questions with every method, and report"
+HELP = "answer the shipped questions with and without kvcomm, and report"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

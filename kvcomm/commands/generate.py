@@ -18,17 +18,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--context", required=True, action="append", metavar="TEXT",
         help="a text, or a file of text; given several times: several senders",
     )  # fmt: skip
-    parser.add_argument("--question", required=True, metavar="TEXT")
+    parser.add_argument("--question", required=True, metavar="TEXT", help="what to answer")
     add_layers(parser, several=False)
     parser.add_argument(
         "--positions", default="published", choices=("published", "sequential"),
         help="of several senders: overlapping (default) or one behind the other",
     )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default 64")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T",
+        help="of sampling (default 0: the likeliest token)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="K",
+        help="sample among the K likeliest tokens (default 0: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P",
+        help="and among those that make up this share (default 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT",
+        help="end before this text; may be given several times",
+    )  # fmt: skip
     parser.add_argument(
         "--cut", action="store_true", help="cut the middle out of a context that is too long"
     )

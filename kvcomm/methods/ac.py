@@ -1,4 +1,4 @@
-"""`ac`: one hidden state of the sender goes into one of the receiver's (method.md section 6).
+"""`ac`: one hidden state of the sender goes into one of the receiver's.
 
 The state of the context's last token that enters layer k of the sender is put into the state of the
 question's last token that enters layer j of the receiver, while the question is prefilled. No K and

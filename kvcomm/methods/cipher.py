@@ -1,8 +1,8 @@
 """`cipher`: as `nld`, but what is passed are embeddings in place of words.
 
 In the first phase a model never settles on a token: each step's "token" is the mean of the
-embedding table, weighted with softmax(logits / T), which is also the next step's input (method.md
-section 6). A message ends where the row of the table that is nearest to the mean, by cosine, is the
+embedding table, weighted with softmax(logits / T), which is also the next step's input, as
+published. A message ends where the row of the table that is nearest to the mean, by cosine, is the
 tokenizer's EOS. The vectors are spliced into the refine prompt as input embeddings, at the places
 where nld has its texts.
 

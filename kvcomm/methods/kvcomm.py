@@ -1,4 +1,4 @@
-"""`kvcomm`: the receiver gets K and V of some of the sender's layers (method.md sections 2 to 5).
+"""`kvcomm`: the receiver gets K and V of some of the sender's layers (the paper's section 3).
 
 The strategies of selection.py are variants of this one method: the paper's choice, its ablations,
 random layers as a control, and the search that the paper does not have. Further variants: positions

@@ -1,6 +1,6 @@
 """`nld`: the sender writes what it makes of the context, and the receiver reads that text.
 
-Natural language, as published (method.md section 6): the sender writes from its own prompt, the
+Natural language, as published: the sender writes from its own prompt, the
 receiver writes a first answer from the question alone, and then it is asked to refine that answer
 with both texts before it. What is passed is text, so any two models will do.
 

@@ -43,7 +43,10 @@ def add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
         help="in layers that are not sent, do not shift the question's positions (KVComm-S)",
     )  # fmt: skip
     group.add_argument(
-        "--scores", metavar="FILE", help="layer scores that `kvcomm calibrate` wrote"
+        "--scores",
+        metavar="FILE",
+        help="layer scores that `kvcomm calibrate` wrote; without them generate chooses layers on "
+        "the exchange itself, whose context is then read twice",
     )
     group.add_argument("--seed", type=seed, default=42, metavar="S", help="seed (default 42)")
 

@@ -42,14 +42,18 @@ def add_models(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
 def add_dtype(parser: Any) -> None:
     """`--dtype`."""
     parser.add_argument(
-        "--dtype", default="auto", choices=("auto", "f32", "f16", "bf16"),
-        help="type of the weights in memory (auto: as stored)",
+        "--dtype", default="auto", choices=("auto", "f32", "f16", "bf16", "q8_0"),
+        help="type of the weights in memory (default auto: as stored)",
     )  # fmt: skip
 
 
 def add_device(parser: Any) -> None:
     """`--device` and `--threads`."""
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or guard")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu (default), or guard, a CPU for tests that tells of wrong addresses",
+    )
     add_threads(parser)
 
 
