@@ -229,9 +229,7 @@ def main() -> None:
     parser.add_argument("--scripts", default=",".join(SCRIPTS), help="by comma (default all)")
     parser.add_argument("--missing", action="store_true", help="only runs that are not there")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument(
-        "--out", type=Path, help="default: benchmarks/results; --quick: build/quick"
-    )
+    parser.add_argument("--out", type=Path, help="default benchmarks/results, or build/quick")
     parser.add_argument("--tables", action="store_true", help="measure nothing")
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)

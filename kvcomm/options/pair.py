@@ -52,7 +52,7 @@ def add_device(parser: Any) -> None:
     parser.add_argument(
         "--device",
         default="cpu",
-        help="cpu (default), or guard, a CPU for tests that tells of wrong addresses",
+        help="cpu (default), or guard: the CPU, and an address misused is found",
     )
     add_threads(parser)
 

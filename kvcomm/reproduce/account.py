@@ -54,7 +54,7 @@ def write(runs: Runs) -> Path:
             if (out / f"{name}.txt").exists()
         ),
         "",
-        "`kvcomm reproduce` writes each as text, CSV, Markdown and LaTeX, figures as PNG and SVG too.",
+        "`kvcomm reproduce` writes each as text, CSV, Markdown and LaTeX, figures as PNG and SVG.",
         "",
         *_claims(out),
         "## Runs",
