@@ -18,8 +18,6 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from importlib import resources
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,7 +27,6 @@ from peers.process import Peer
 
 import kvcomm
 from kvcomm import tasks
-from kvcomm.demo import QUESTIONS
 from kvcomm.evaluate import evaluate
 from kvcomm.methods import Options, methods
 from kvcomm.plan import divide
@@ -50,12 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def examples_of(setup: Setup) -> Sequence[tasks.Example]:
     """Records that are scored, and one before them to calibrate on."""
-    with ExitStack() as stack:
-        path = setup.options.data
-        if path is None:
-            shipped = resources.files("kvcomm") / "questions" / QUESTIONS
-            path = stack.enter_context(resources.as_file(shipped))
-        examples = tasks.find("hotpotqa").load(path)
+    examples = tasks.find("hotpotqa").load(setup.options.data or tasks.SHIPPED)
     n = setup.options.limit or (QUICK if setup.quick else N_RECORDS)
     return examples[: n + 1]
 

@@ -67,18 +67,14 @@ def work_of(name: str, source: str, dtype: str, kv_dtype: str) -> Callable[[], o
 
 def evaluation(model: Model) -> Callable[[], object]:
     """`kvcomm eval` on the questions of the package."""
-    from importlib import resources
-
     import kvcomm
     from kvcomm import tasks
-    from kvcomm.demo import QUESTIONS
     from kvcomm.evaluate import evaluate
     from kvcomm.methods import Options, methods
     from kvcomm.plan import divide
 
     sender, receiver = kvcomm.Sender(model), kvcomm.Receiver(model)
-    with resources.as_file(resources.files("kvcomm") / "questions" / QUESTIONS) as path:
-        examples = tasks.find("hotpotqa").load(path)
+    examples = tasks.find("hotpotqa").load(tasks.SHIPPED)
 
     def work() -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -149,7 +149,7 @@ class Receiver(Counted):
     message
         Makes the user turn out of a question's text; default: the paper's for questions.
     preset
-        "paper" or "reference"; None: the packets'. Without packets it decides which ids stop.
+        "paper" or "reference"; None: the packets'.
     shift_back
         The paper's KVComm-S: in layers that are not selected, the question's positions are not
         shifted by the context (Table 11). In preset paper these hold nothing of the context, and

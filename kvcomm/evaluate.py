@@ -9,12 +9,13 @@ summary.py counts.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvcomm import environment, metrics, selection
+from kvcomm import environment, metrics, selection, template
 from kvcomm.agents import Receiver, Sender
 from kvcomm.layout import counted
 from kvcomm.methods import Bench, Item, Method, Outcome
@@ -23,7 +24,7 @@ from kvcomm.packet import Preset, check_layer_map, check_preset
 from kvcomm.plan import Plan, Prompts
 from kvcomm.progress import Running, bar, on_terminal
 from kvcomm.records import CALIBRATING, Log, Record, digest, dumps, locked, write_json
-from kvcomm.runs import CALIBRATION, SUMMARY, enter, read_run
+from kvcomm.runs import CALIBRATION, RUN, SUMMARY, enter, read_run, read_settings
 from kvcomm.selection import LayerScores
 from kvcomm.summary import row_key, summarise
 from kvcomm.tasks import Example, Task
@@ -31,9 +32,10 @@ from kvcomm.tasks import Example, Task
 #: K and V that the prompts of one batch may take; longer contexts make smaller batches.
 BATCH_BYTES = 1 << 30
 
-#: Fields of a line of the log, in order. A record that failed has "error" besides; one whose answer
-#: is reasoning that never ended, of which nothing is scored, has "reasoning_cut_off": true; one of
-#: a method that passes text has it as "message"; "agreement" and "kl" are there where asked for.
+#: Fields of a line of the log, in order. A record that failed has "error" besides; one whose prompt
+#: ends in an opened block of reasoning has "reasoning_opened": true, and one whose answer is
+#: reasoning that never ended, of which nothing is scored, "reasoning_cut_off"; one of a method that
+#: passes text has it as "message"; "agreement" and "kl" are there where asked for.
 FIELDS = (
     "id", "index", "method", "settings", "prompt_sha256", "question", "answer", "token_ids", "gold",
     *metrics.NAMES, "nll", "n_gold_tokens", "message_bytes", "receiver_tokens", "cut_tokens",
@@ -78,7 +80,8 @@ def evaluate(
     preset
         "paper" or "reference", for every method that sends K and V.
     scores
-        A calibration made before; None: calibrate on the plan's records, if a method needs it.
+        A calibration made before, with the first context token as each method's `skip_first` has
+        it; None: calibrate on the plan's records, if a method needs it.
     max_new_tokens
         Most tokens of an answer; None: the task's.
     max_input_tokens
@@ -113,50 +116,56 @@ def evaluate(
     FormatError
         A file of the run in the folder is damaged, but for its log, which is mended.
     MismatchError
-        A sender and a receiver that do not fit.
+        A sender and a receiver that do not fit, or scores of others.
     OSError
         The folder cannot be written, or another run is writing there.
     """
     check_preset(preset)
     _check_arguments((sender.model, receiver.model), batch_size, max_new_tokens)
-    n_layers = (sender.model.n_layers, receiver.model.n_layers)
-    bench = Bench(
-        sender,
-        receiver,
-        preset=preset,
-        max_new_tokens=task.max_new_tokens if max_new_tokens is None else max_new_tokens,
-        layer_map=None if layer_map is None else check_layer_map(layer_map, *n_layers),
-        scores=scores,
-        agreement=agreement,
-        bars=progress and on_terminal(),
-        note=note,
-    )
-    bench.prompts = Prompts(bench, task, plan, max_input_tokens, think=think)
-    bench.calibration = bench.prompts.calibration()
-    _check_methods(methods, bench)
-    run = {
-        "settings": {**_settings(bench, methods), "seed": seed, **(about or {})},
-        "environment": {
-            "command": command,
-            "batch_size": batch_size,
-            "versions": environment.versions(),
-            "machine": environment.machine(),
-        },
-        "excluded": plan.excluded,
-        "methods": [{"label": m.label, "method": m.name, "settings": m.settings} for m in methods],
-        "calibrated": _calibrated(methods),
-        "calibration": None,
-    }
-    with locked(out):
-        resumed = enter(out, run)
-        bench.folder = out
-        if _calibrated(methods):
-            bench.scores = _calibration(bench, resumed)
-        bench.read_layers = _layers(methods, bench)
-        _answer(bench, [_Row.of(method) for method in methods], batch_size, progress)
-        summary: dict[str, Any] = json.loads(dumps(summarise(*read_run(out))))
-        write_json(out / SUMMARY, summary)
-    return summary
+    day = _prompt_day((sender.model, receiver.model), out)
+    with template.on_day(day):
+        n_layers = (sender.model.n_layers, receiver.model.n_layers)
+        bench = Bench(
+            sender,
+            receiver,
+            preset=preset,
+            max_new_tokens=task.max_new_tokens if max_new_tokens is None else max_new_tokens,
+            layer_map=None if layer_map is None else check_layer_map(layer_map, *n_layers),
+            scores=scores,
+            agreement=agreement,
+            bars=progress and on_terminal(),
+            note=note,
+        )
+        if scores is not None:
+            scores.check(sender.model, receiver.model, preset)
+        bench.prompts = Prompts(bench, task, plan, max_input_tokens, think=think)
+        bench.calibration = bench.prompts.calibration()
+        _check_methods(methods, bench)
+        run = {
+            "settings": {**_settings(bench, methods, day), "seed": seed, **(about or {})},
+            "environment": {
+                "command": command,
+                "batch_size": batch_size,
+                "versions": environment.versions(),
+                "machine": environment.machine(),
+            },
+            "excluded": plan.excluded,
+            "methods": [
+                {"label": m.label, "method": m.name, "settings": m.settings} for m in methods
+            ],
+            "calibrated": _calibrated(methods),
+            "calibration": None,
+        }
+        with locked(out):
+            resumed = enter(out, run)
+            bench.folder = out
+            if _calibrated(methods):
+                bench.scores = _calibration(bench, resumed)
+            bench.read_layers = _layers(methods, bench)
+            _answer(bench, [_Row.of(method) for method in methods], batch_size, progress)
+            summary: dict[str, Any] = json.loads(dumps(summarise(*read_run(out))))
+            write_json(out / SUMMARY, summary)
+        return summary
 
 
 # ---- before anything is written ------------------------------------------------------------
@@ -189,7 +198,16 @@ def _calibrated(methods: Sequence[Method]) -> bool:
     return any(method.calibrated for method in methods)
 
 
-def _settings(bench: Bench, methods: Sequence[Method]) -> dict[str, Any]:
+def _prompt_day(models: Sequence[Model], out: Path) -> date | None:
+    """The day that the run's prompts tell: that of its first start; None where they tell none."""
+    if not any(model.tokenizer.asks_day for model in models):
+        return None
+    path = out / RUN
+    first = read_settings(out)["settings"].get("prompt_day") if path.exists() else None
+    return date.fromisoformat(first) if first else template.today()
+
+
+def _settings(bench: Bench, methods: Sequence[Method], day: date | None) -> dict[str, Any]:
     """What decides a run's results, besides its methods."""
     task, plan = bench.prompts.task, bench.prompts.plan
     given = bench.scores if _calibrated(methods) else None
@@ -198,8 +216,8 @@ def _settings(bench: Bench, methods: Sequence[Method]) -> dict[str, Any]:
         "metric": task.metric,
         "closed_answers": task.closed,
         "preset": bench.preset,
-        "sender": _described(bench.sender.model),
-        "receiver": _described(bench.receiver.model),
+        "sender": described(bench.sender.model),
+        "receiver": described(bench.receiver.model),
         "layer_map": bench.layer_map,
         "prompts": bench.prompts.settings,
         "max_new_tokens": bench.max_new_tokens,
@@ -211,6 +229,7 @@ def _settings(bench: Bench, methods: Sequence[Method]) -> dict[str, Any]:
         "kvcomm": environment.versions()["kvcomm"],
         "max_input_tokens": bench.prompts.limit,
         **({"agreement": True} if bench.agreement else {}),
+        **({} if day is None else {"prompt_day": day.isoformat()}),
     }
 
 
@@ -218,10 +237,13 @@ def _layers(methods: Sequence[Method], bench: Bench) -> tuple[int, ...]:
     return tuple(sorted({layer for method in methods for layer in method.layers(bench)}))
 
 
-def _described(model: Model) -> dict[str, Any]:
+def described(model: Model) -> dict[str, Any]:
+    """What of a model decides results, and what it is called."""
     return {
         "model": model.name,
         "fingerprint": model.fingerprint,
+        "tokenizer": None if model.tokenizer is None else model.tokenizer.fingerprint(),
+        "stop_ids": model.stop_ids,
         "n_layers": model.n_layers,
         "dtype": model.dtype,
         "kv_dtype": model.kv_dtype,
@@ -426,10 +448,13 @@ def _record(example: Example, row: _Row, result: Outcome | Exception, bench: Ben
     if isinstance(result, Exception):
         return record | {"error": f"{type(result).__name__}: {' '.join(str(result).split())}"}
     task = bench.prompts.task
-    stripped = metrics.strip_reasoning(result.answer)
+    opened = _opened(bench, result)
+    stripped = metrics.strip_reasoning(result.answer, opened=opened)
     judged = metrics.score(
         stripped.text, example.answers, closed=task.closed, choices=example.choices
     )
+    if opened:
+        record["reasoning_opened"] = True
     if stripped.cut_off:
         record["reasoning_cut_off"] = True
     if result.message is not None:
@@ -451,3 +476,10 @@ def _record(example: Example, row: _Row, result: Outcome | Exception, bench: Ben
         "cut_tokens": result.cut_tokens,
         "seconds": asdict(result.seconds),
     }
+
+
+def _opened(bench: Bench, result: Outcome) -> bool:
+    """Whether the prompt ends inside a block of reasoning, as some chat templates have it."""
+    last = [i for i in result.prompts[-1][-8:].tolist() if i >= 0] if result.prompts else []
+    end = bench.receiver.model.tokenizer.decode(last, skip_special=False)
+    return end.rstrip().endswith("<think>")

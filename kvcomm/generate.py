@@ -144,7 +144,7 @@ class _Row:
         self.n_shown = 0  # characters of text handed to the caller
         self.reason: StopReason | None = self.full if self.room == 0 else None
         self.logits = start.logits
-        self.joined: float | None = None
+        self.joined = None if start.logits is None else 0.0
         self.first: float | None = None
         self.last = 0.0
 
@@ -272,6 +272,11 @@ class Decoding:
         return self._loop(read_along=True)
 
     @property
+    def ran(self) -> bool:
+        """Whether any prompt ran: none does when no token is asked for."""
+        return self._rules.max_new_tokens > 0
+
+    @property
     def results(self) -> list[Generation]:
         """One per row, once the loop has run."""
         return [row.result() for row in self._rows]
@@ -299,7 +304,8 @@ class Decoding:
             row = _Row(len(self._rows), self._next, self._rules, self._model, read_along)
             self._rows.append(row)
             if row.reason is None:
-                row.joined = self._seconds() if row.logits is None else 0.0
+                if row.logits is None:
+                    row.joined = self._seconds()
                 fresh.append(row)
             self._next = next(self._starts, None)
         return fresh

@@ -315,16 +315,16 @@ class Call:
 
     def answers(self, decoding: Decoding) -> list[Answer]:
         """What a loop of `decode` that has ended has found."""
-        found = zip(self._prompts(), decoding.results, strict=True)
+        found = zip(self._prompts(decoding.ran), decoding.results, strict=True)
         return [Answer.of(self.model, prompt, result) for prompt, result in found]
 
-    def _prompts(self) -> list[Prompt]:
-        """The account of the prompts."""
-        return [self._prompt(number) for number in range(len(self.turns))]
+    def _prompts(self, ran: bool = True) -> list[Prompt]:
+        """The account of the prompts; ran: a prompt that did not has nothing to share."""
+        return [self._prompt(number, ran) for number in range(len(self.turns))]
 
-    def _prompt(self, number: int) -> Prompt:
+    def _prompt(self, number: int, ran: bool) -> Prompt:
         turn, given, slack = self.turns[number], self.given[number], self.slack[number]
-        shape, shared = Shape.of(self.model), self._beginnings[number]
+        shape, shared = Shape.of(self.model), self._beginnings[number] if ran else None
         work, n_shared = account(
             shape, len(turn), shared, number, given=given.runs, n_out=1, head=True, slack=slack
         )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvcomm._core import Session, Workspace
 from kvcomm.agents import Sender
+from kvcomm.handover import new_session
 
 if TYPE_CHECKING:
     from kvcomm.model import Model
@@ -28,7 +29,7 @@ States = NDArray[np.float32]
 
 def open_sessions(model: "Model", n: int) -> list[Session]:
     """New timelines of a model, at position 0."""
-    return [Session(model.core, kv_dtype=model.kv_dtype) for _ in range(n)]
+    return [new_session(model) for _ in range(n)]
 
 
 def check_layer(what: str, layer: int, last: int) -> None:

@@ -69,6 +69,11 @@ class Prefilled:
         self._tally.add({name: now[name] - self._counted.get(name, 0) for name in now})
         self._counted = now
 
+    def _rewind(self) -> None:
+        """Put every session behind its prompt; whatever was asked before has gone on from there."""
+        for session, prompt in zip(self._sessions, self._prompts, strict=True):
+            session.truncate(prompt.n)
+
     def answer(
         self,
         max_new_tokens: int,
@@ -76,6 +81,7 @@ class Prefilled:
         stop: str | Sequence[str] = (),
     ) -> list[Answer]:
         """Decode all rows; as `Receiver.answer`."""
+        self._rewind()
         starts = [
             Start(session, stop_ids, logits=logits)
             for session, stop_ids, logits in zip(
@@ -131,8 +137,7 @@ class Prefilled:
         NumericError
             A likelihood that is not a number.
         """
-        for session, prompt in zip(self._sessions, self._prompts, strict=True):
-            session.truncate(prompt.n)
+        self._rewind()
         found = log_likelihoods(self._workspace, self._sessions, self.logits, answers)
         self._count()
         scores = []

@@ -129,10 +129,21 @@ def enter(folder: Path, run: Mapping[str, Any]) -> bool:
                 f"{folder} holds a run with other settings: {'; '.join(differing)} "
                 "(take another folder, or the same settings to go on)"
             )
+        run = {**run, "environment": _continued(first.get("environment"), run["environment"])}
     elif (folder / RECORDS).exists():
         raise ValueError(f"{folder} holds {RECORDS} without {RUN}: take another folder")
     write_json(path, run)
     return resumed
+
+
+def _continued(first: Any, now: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a run goes on, with where it was "earlier", if that differs: its times are of both."""
+    if not isinstance(first, dict):
+        return dict(now)
+    earlier = first.pop("earlier", [])
+    if any(first.get(name) != value for name, value in now.items() if name != "command"):
+        earlier = [*earlier, first]
+    return {**now, "earlier": earlier} if earlier else dict(now)
 
 
 def kept(folder: Path, name: str, asked: Mapping[str, Any], find: Callable[[], Any]) -> Any:

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvcomm import _core
-from kvcomm.errors import FormatError, NumericError
+from kvcomm.errors import FormatError, MismatchError, NumericError
 from kvcomm.mass import both_masses
 from kvcomm.packet import Preset, check_layer_map, check_preset, layer_set, write_whole
 from kvcomm.turns import Context, Question, is_ids
 
 if TYPE_CHECKING:
     from kvcomm.agents import Positions, Receiver, Sender
+    from kvcomm.model import Model
 
 #: Weight of the attention against the Gaussian, per family of models, as the paper set it;
 #: `kvcomm reproduce` goes by it. The default elsewhere is 1.0, as the published code runs.
@@ -202,6 +203,8 @@ def choose(
 
     def best(weight: float) -> list[int]:
         values = np.zeros(n_layers) if mass is None else np.asarray(mass, np.float64)
+        if values.shape != (n_layers,):
+            raise ValueError(f"mass: shape {list(values.shape)}, expected [{n_layers}] layers")
         return _rank(values, weight, sigma, mu, preset)
 
     choice = _Choice(
@@ -266,6 +269,20 @@ class LayerScores:
     def __post_init__(self) -> None:
         if self.skip_first is None:
             object.__setattr__(self, "skip_first", self.preset == "reference")
+
+    def check(self, sender: "Model", receiver: "Model", preset: Preset) -> None:
+        """Refuse models or a preset that these are not of: MismatchError."""
+        for role, made, model in (
+            ("sender", self.sender, sender),
+            ("receiver", self.receiver, receiver),
+        ):
+            if made != model.fingerprint:
+                raise MismatchError(
+                    f"scores: made with {role} {made[:12]}, the {role} here is {model.name!r} "
+                    f"({model.fingerprint[:12]})"
+                )
+        if self.preset != preset:
+            raise MismatchError(f"scores: made with preset {self.preset}, asked for {preset}")
 
     def skipping(self, first: SkipFirst) -> "LayerScores":
         """The same calibration with the first context token left out of the mass, or counted.

@@ -6,8 +6,10 @@ knows nothing of tokens; what text may become a control token is decided in toke
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import date, datetime, time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -65,6 +67,35 @@ def _to_json(
     )
 
 
+#: The day that templates are told, where it is not today's.
+_DAY: ContextVar[date | None] = ContextVar("day", default=None)
+
+
+def today() -> date:
+    """The day that templates are told."""
+    return _DAY.get() or date.today()
+
+
+@contextmanager
+def on_day(day: date | None) -> Iterator[None]:
+    """Tell templates that it is this day (None: today), so that prompts are the same tomorrow."""
+    token = _DAY.set(day)
+    try:
+        yield
+    finally:
+        _DAY.reset(token)
+
+
+def asks_day(source: str) -> bool:
+    """Whether what a template gives may depend on the day."""
+    return "strftime_now" in source
+
+
+def _strftime_now(form: str) -> str:
+    now = datetime.now() if _DAY.get() is None else datetime.combine(today(), time())
+    return now.strftime(form)
+
+
 @lru_cache(maxsize=64)
 def _compile(source: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
@@ -72,7 +103,7 @@ def _compile(source: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = _strftime_now
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:

@@ -60,7 +60,7 @@ class Tokenizer:
     Attributes
     ----------
     stop_ids : tuple of int
-        Every id that ends an answer, ascending.
+        Ids that end a text, ascending, and are left out when it is decoded.
     special_tokens : dict of str to str
         Texts of the named special tokens, such as ``bos_token``; templates see them.
     chat_templates : dict of str to str
@@ -184,6 +184,11 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of everything that decides a chat's ids: the vocabulary's and templates."""
         return _sha256([self.vocabulary_fingerprint, self.chat_templates])
+
+    @property
+    def asks_day(self) -> bool:
+        """Whether a chat's ids may depend on the day that it is rendered on."""
+        return any(map(template.asks_day, self.chat_templates.values()))
 
     # ---- encoding ----------------------------------------------------------------------------
 
@@ -428,10 +433,6 @@ class Tokenizer:
         text = self._decode(self._known(ids, skip_special), skip_special)
         return self._clean(text) if self._clean_up else text
 
-    def token_text(self, i: int) -> str:
-        """The text of one token by itself, special or not; empty for an id without an entry."""
-        return self._decode(self._known((i,), False), False)
-
     def stream(self, skip_special: bool = True) -> "TextStream":
         """A decoder for ids that arrive one by one; see `TextStream`."""
         return TextStream(self, skip_special)
@@ -521,6 +522,8 @@ class TextStream:
         # A pattern of the clean-up begins with a blank and has at most four characters.
         cut = len(text) if end else text.rfind(" ", max(0, len(text) - 3))
         cut = len(text) if cut < 0 else cut
+        while not end and text[:cut].endswith(" '"):
+            cut -= 2  # the one pattern with a blank at its end, too: it may be this one
         self._tail = text[cut:]
         return self._tokenizer._clean(text[:cut])
 

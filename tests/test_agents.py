@@ -447,6 +447,15 @@ def test_an_answer_of_no_tokens_costs_nothing(llama):
     assert receiver.counts == before
     assert (stats.forwarded_tokens, stats.flops, stats.kv_bytes) == (0, 0, 0)
     assert (stats.prefill_seconds, stats.first_token_seconds) == (None, None)
+    # What several questions begin with alike does not run either.
+    before = receiver.counts
+    alike = [[*range(5, 5 + 80), last] for last in (3, 4)]
+    assert [a.stats.flops for a in receiver.answer(alike, None, 0)] == [0, 0]
+    assert receiver.counts == before
+    # A prompt that was run first did cost something.
+    prefilled = receiver.prefill(QUESTION)
+    ran = prefilled.answer(0)[0].stats
+    assert ran.forwarded_tokens == ran.receiver_tokens > 0 and ran.prefill.flops > 0
 
 
 def test_streaming(llama):

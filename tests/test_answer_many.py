@@ -369,6 +369,21 @@ def test_bytes(tiny, device, kv_dtype):
     assert stats.kv_bytes == stats.message_bytes + 4 * (3 + stats.generated_tokens - 1) * token
 
 
+def test_what_was_asked_of_a_prefilled_prompt_leaves_no_trace(load):
+    _, model = load("llama")
+    receiver = kvcomm.Receiver(model)
+    questions, packets = mixed(model, "paper", 3)
+    golds = [[np.array([5, 6, 7, 8], np.int32)]] * 3
+    expected = [answer.ids for answer in receiver.prefill(questions, packets).answer(4)]
+    prefilled = receiver.prefill(questions, packets)
+    first = [score.nll for score in prefilled.score(golds)]
+    assert [answer.ids for answer in prefilled.answer(4)] == expected
+    assert [answer.ids for answer in prefilled.answer(4)] == expected
+    assert [score.nll for score in prefilled.score(golds)] == first
+    list(prefilled.follow([golds[0][0]] * 3))
+    assert [answer.ids for answer in prefilled.answer(4)] == expected
+
+
 def test_prefilled_prompts_have_the_same_account(load):
     _, model = load("llama")
     receiver = kvcomm.Receiver(model)

@@ -60,9 +60,11 @@ def run(capsys: pytest.CaptureFixture[str], device: str) -> Callable[..., tuple[
     return start
 
 
-def evaluation(model: str, data: Path, out: Path) -> list[Any]:
+def evaluation(
+    model: str, data: Path, out: Path, ratios: Sequence[str] = ("--ratio", "0.5,1")
+) -> list[Any]:
     return [
-        "eval", "--model", model, "--task", "hotpotqa", "--data", data, "--ratio", "0.5,1",
+        "eval", "--model", model, "--task", "hotpotqa", "--data", data, *ratios,
         "--max-new-tokens", 3, "--out", out,
     ]  # fmt: skip
 
@@ -176,7 +178,7 @@ def test_the_whole_context_is_longer_than_the_supporting_sentences(
 ) -> None:
     tokens = []
     for context in ("gold", "full"):
-        words = [*evaluation(model, data, tmp_path / context), "--methods", "skyline", "--json"]
+        words = [*evaluation(model, data, tmp_path / context, ()), "--methods", "skyline", "--json"]
         summary = json.loads(run(*words, "--context", context, on_device=True)[1])
         tokens.append(summary["methods"][0]["receiver_tokens"]["value"])
     assert tokens[1] > tokens[0]
@@ -231,10 +233,19 @@ def test_calibrated_scores_serve_eval_and_generate(
     one = json.loads(run(*words, "--scores", scores, "--json", on_device=True)[1])
     assert one["layers"] == half["layers"]
 
+    # What the file leaves out of the mass is said, and left out.
+    skipped = ("--first-token", "skip", "--out", scores, "--json")
+    found = json.loads(run("calibrate", *pair, "--samples", 2, *skipped, on_device=True)[1])
+    words = [*evaluation(model, data, tmp_path / "skipped"), "--scores", scores, "--json"]
+    summary = json.loads(run(*words, on_device=True)[1])
+    half = next(m for m in summary["methods"] if m["settings"].get("ratio") == 0.5)
+    assert half["settings"]["skip_first"] is True and half["label"] != "kvcomm 0.5"
+    assert half["layers"] == sorted(found["ranking"][:2])
+
 
 def test_failed_records_give_status_1(run: Any, model: str, data: Path, tmp_path: Path) -> None:
     # With so little room the questions leave none for a context: every record fails.
-    words = [*evaluation(model, data, tmp_path / "run"), "--max-input-tokens", 40]
+    words = [*evaluation(model, data, tmp_path / "run", ()), "--max-input-tokens", 40]
     status, printed, told = run(*words, "--methods", "baseline,skyline", on_device=True)
     assert status == 1
     assert "12 of 12 answers failed" in told
@@ -371,6 +382,40 @@ ERRORS: dict[str, tuple[Sequence[Any], str]] = {
     "no such task": (["{eval}", "--task", "trivia"], "task: 'trivia', expected one of"),
     "no such data": (["{eval}", "--data", "none.json"], "none.json"),
     "no such method": (["{eval}", "--methods", "magic"], "method: expected one of baseline"),
+    "a ratio that nothing takes": (
+        ["{eval}", "--methods", "baseline,skyline"],
+        "--ratio: no method of this run takes it, kvcomm and control would",
+    ),
+    "an alpha that nothing takes": (
+        ["{eval}", "--strategy", "random", "--alpha", "0.5"],
+        "--alpha: only strategy 'attention_gaussian' takes it",
+    ),
+    "a search that is not asked for": (
+        ["{eval}", "--search-records", "2"],
+        "--search-records: only strategy 'search' takes it",
+    ),
+    "a calibration that nothing needs": (
+        ["{eval}", "--strategy", "random", "--calibration-size", "2"],
+        "--calibration-size: no method of this run calibrates on records",
+    ),
+    "fewer records than a search goes by": (
+        ["{eval}", "--strategy", "attention,search", "--calibration-size", "1"],
+        "--calibration-size: 1, and strategy 'search' goes by 6",
+    ),
+    "a search without records": (
+        [
+            "generate",
+            "--model",
+            "{model}",
+            "--context",
+            "a text",
+            "--question",
+            "Who?",
+            "--strategy",
+            "search",
+        ],
+        "strategy 'search' needs records with answers",
+    ),
     "a ratio out of range": (["{eval}", "--ratio", "1.5"], "ratio: 1.5 is outside 0 .. 1"),
     "a ratio that is no number": (["{eval}", "--ratio", "half"], "found 'half'"),
     "a layer that is not there": (["{eval}", "--layers", "0,99"], "99 is outside 0 .. 3"),
@@ -560,10 +605,18 @@ def test_demo_runs_every_method_and_reports(
     assert (out / RECORDS).stat().st_mtime_ns > before
 
 
-def test_the_shipped_questions_are_forty_and_eight() -> None:
-    from importlib import resources
+def test_a_demo_leaves_other_runs_alone(run: Any, model: str, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [*evaluation(model, data, out, ()), "--methods", "baseline"]
+    assert run(*words, on_device=True)[0] == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    status, _, told = run("demo", "--model", model, "--limit", 1, "--out", out)
+    assert status == 2
+    assert "holds another run: take another folder" in told
+    assert {path: path.read_bytes() for path in before} == before
 
+
+def test_the_shipped_questions_are_forty_and_eight() -> None:
     from kvcomm import tasks
 
-    with resources.as_file(resources.files("kvcomm") / "questions" / "multihop.json") as path:
-        assert len(tasks.find("hotpotqa").load(path)) >= 48
+    assert len(tasks.find("hotpotqa").load(tasks.SHIPPED)) >= 48

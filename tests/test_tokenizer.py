@@ -289,7 +289,7 @@ def test_ids_without_an_entry_give_no_text() -> None:  # CF-051
     tokenizer = tiny()
     assert (len(tokenizer), tokenizer.vocab_size) == (300, 300)
     assert tokenizer.decode([ord("a"), 300, 319, 2**40, ord("b")]) == "ab"
-    assert [tokenizer.token_text(i) for i in (300, 2**40, ord("a"), BOS)] == [
+    assert [tokenizer.decode([i], skip_special=False) for i in (300, 2**40, ord("a"), BOS)] == [
         "",
         "",
         "a",
@@ -323,6 +323,15 @@ def test_clean_up_of_spaces(config: dict[str, Any], expected: str) -> None:  # T
     ids = tokenizer.encode("it 's a , b . x ! do n't")
     assert tokenizer.decode(ids) == expected
     assert "".join(streamed(tokenizer, ids)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["x ' b", "x ' 's a ' b", " ' ", "a ' . b ' c", "' ' ' '", "a ' .", "' 's ' n't"]
+)
+def test_clean_up_of_quotes_in_a_stream(text: str) -> None:
+    tokenizer = tiny(config={"clean_up_tokenization_spaces": True})
+    ids = tokenizer.encode(text)
+    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 # ---- vocabulary and rules --------------------------------------------------------------------

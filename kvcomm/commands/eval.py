@@ -29,7 +29,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="records to calibrate on (default: the first of the data, which are then not scored)",
     )  # fmt: skip
     parser.add_argument(
-        "--calibration-size", type=int, default=1, metavar="N", help="how many (default 1)"
+        "--calibration-size",
+        type=int,
+        metavar="N",
+        help="how many (default 1; with strategy search as many as it goes by)",
     )
     parser.add_argument(
         "--scores-of", metavar="TASK",
@@ -129,11 +132,20 @@ def _plan(arguments: argparse.Namespace, task: "Task", *, measured: bool) -> "Pl
     other = None
     if arguments.calibration is not None:
         other = task.load(arguments.calibration, arguments.context)
-    n_calibration = arguments.calibration_size if measured else 0
-    if "search" in (arguments.strategy or ()):
-        n_calibration = max(n_calibration, arguments.search_records)
-    if arguments.calibration is not None and not n_calibration:
-        raise ValueError("--calibration: no method of this run calibrates on records")
+    n_searched = arguments.search_records if "search" in (arguments.strategy or ()) else 0
+    n_calibration = n_searched or int(measured)
+    if not n_calibration:
+        for option in ("calibration", "calibration_size"):
+            if getattr(arguments, option) is not None:
+                name = option.replace("_", "-")
+                raise ValueError(f"--{name}: no method of this run calibrates on records")
+    elif arguments.calibration_size is not None:
+        n_calibration = arguments.calibration_size
+        if n_calibration < n_searched:
+            raise ValueError(
+                f"--calibration-size: {n_calibration}, and strategy 'search' goes by {n_searched} "
+                "(--search-records); all strategies of a run calibrate on the same records"
+            )
     return divide(
         examples,
         calibration=other,

@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     if len(found) != 1:
         raise ValueError(f"one choice of layers is needed, found {[m.label for m in found]}")
     method = found[0]
+    if method.strategy == "search":
+        raise ValueError("strategy 'search' needs records with answers: `kvcomm eval` has them")
     contexts = tuple(_context_text(text) for text in arguments.context)
     sender, receiver = load_pair(arguments, arguments.preset)
     layer_map = layer_map_of(arguments, sender, receiver)

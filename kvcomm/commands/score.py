@@ -100,7 +100,9 @@ def _judge(path: Path, number: int, line: "Record", task: "Task") -> "Record":
     if "error" in line:
         return {**line, **{name: line.get(name) for name in metrics.NAMES}}
     try:
-        stripped = metrics.strip_reasoning(line["answer"])
+        stripped = metrics.strip_reasoning(
+            line["answer"], opened=bool(line.get("reasoning_opened"))
+        )
         choices = line.get("choices") or ()
         score = metrics.score(stripped.text, line["gold"], closed=task.closed, choices=choices)
     except KeyError as error:

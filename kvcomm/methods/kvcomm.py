@@ -225,7 +225,10 @@ class KVComm(Method):
             return self._choose(bench, None if scores is None else scores.mass)
         if bench.trial:
             n_layers = bench.sender.model.n_layers
-            self._records(bench, self.search_records)
+            for item in self._records(bench, self.search_records)[: self.search_records]:
+                if not item.gold:
+                    record = f"calibration record {item.example.id!r}"
+                    raise ValueError(f"{record}: {self.label!r} needs a gold answer")
             selection.layer_count(n_layers, ratio=self.ratio, preset=bench.preset)
             return tuple(range(n_layers))
         return bench.once(self, lambda: self._searched(bench))
@@ -244,7 +247,7 @@ class KVComm(Method):
         return scores if bench.trial else self._weighed(scores)
 
     def _weighed(self, scores: LayerScores) -> LayerScores:
-        return scores if self.skip_first is None else scores.skipping(self.skip_first)
+        return scores.skipping(self.skip_first)
 
     def _measure(self, bench: Bench, items: Sequence[Item], what: str | None = None) -> LayerScores:
         samples = [(deal(bench, item, self.senders)[0], item.receiver) for item in items]
@@ -254,7 +257,8 @@ class KVComm(Method):
         found = len(bench.calibration)
         if found < at_least:
             raise ValueError(
-                f"calibration records: {found}, and {self.label!r} needs {at_least} or more"
+                f"calibration records: {found}, and {self.label!r} needs {at_least} or more (given "
+                "scores do not replace them)"
             )
         return bench.calibration
 
@@ -347,7 +351,8 @@ class KVComm(Method):
         """The layers that one record of the run leads to."""
         guide = bench.items[start]
         if isinstance(guide, Exception):
-            raise guide
+            record = bench.prompts.plan.scored[start].id
+            raise ValueError(f"layers are chosen from record {record!r}: {guide}") from guide
         key = ("online", start, self.senders, self.positions)
         scores = bench.once(key, lambda: self._measure(bench, [guide]))
         return self._choose(bench, self._weighed(scores).mass)

@@ -1,12 +1,14 @@
 """Which methods and layers a command runs: the options, and `methods.Options` out of them."""
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcomm.options.values import numbers, ratios, seed, words
 
 if TYPE_CHECKING:
     from kvcomm.methods import Options
+    from kvcomm.selection import SkipFirst
 
 
 #: What `skip_first` is, by what may be written after `--first-token`.
@@ -151,7 +153,12 @@ _METHOD_OPTIONS = {
 
 #: Methods that an option is for, by its name; given without any of them it says nothing.
 _TAKERS = {
+    "ratio": ("kvcomm", "control"), "alpha": ("kvcomm", "control"),
+    "first_token": ("kvcomm", "control"), "shift_back": ("kvcomm", "control"),
+    "layers": ("kvcomm",), "level": ("kvcomm",), "strategy": ("kvcomm",),
+    "scores": ("kvcomm", "control"),
     "online": ("kvcomm",), "beam": ("kvcomm",), "backward": ("kvcomm",),
+    "search_records": ("kvcomm",),
     "senders": ("kvcomm", "nld", "cipher"), "positions": ("kvcomm",),
     "message_tokens": ("nld", "cipher"), "sender_aware": ("nld", "cipher"),
     "cipher_temperature": ("cipher",), "rule": ("ac",), "from_layer": ("ac", "prepend_hidden"),
@@ -160,20 +167,47 @@ _TAKERS = {
 }  # fmt: skip
 
 
-def _check_taken(arguments: argparse.Namespace, defaults: "Options") -> None:
-    """Refuse an option that no method of the run takes: a ValueError that names those that do."""
+#: Strategies that an option is for, by its name; `control` chooses by attention_gaussian.
+_STRATEGIES = {
+    "ratio": (
+        "attention", "attention_gaussian", "gaussian", "attention_level", "random", "search",
+    ),
+    "alpha": ("attention_gaussian",),
+    "first_token": ("attention", "attention_gaussian", "attention_level"),
+    "online": ("attention", "attention_gaussian", "attention_level"),
+    "scores": ("attention", "attention_gaussian", "attention_level"),
+    "beam": ("search",), "backward": ("search",), "search_records": ("search",),
+}  # fmt: skip
+
+#: What an option is when it is not given; for those of `_METHOD_OPTIONS` as `methods.Options` says.
+_UNSAID = {"alpha": 1.0, "shift_back": False}
+
+
+def _check_taken(
+    arguments: argparse.Namespace, strategies: Sequence[str], defaults: "Options"
+) -> None:
+    """Refuse an option that nothing in the run takes: a ValueError that names what would."""
+    from kvcomm.methods import METHODS
+    from kvcomm.selection import STRATEGIES
+
+    methods = arguments.methods if "methods" in arguments else ("kvcomm",)
+    if not set(methods) <= set(METHODS) or not set(strategies) <= set(STRATEGIES):
+        return  # what is unknown is told first, where it is looked up
     fields = {option: field for field, option in _METHOD_OPTIONS.items()}
+    chosen = {*(strategies if "kvcomm" in methods else ())}
+    chosen |= {"attention_gaussian"} if "control" in methods else set()
     for option, takers in _TAKERS.items():
-        given = getattr(arguments, option) != getattr(defaults, fields[option])
-        if given and not set(takers) & set(arguments.methods):
+        unsaid = getattr(defaults, fields[option]) if option in fields else _UNSAID.get(option)
+        if getattr(arguments, option, unsaid) == unsaid:
+            continue
+        name = f"--{option.replace('_', '-')}"
+        if not set(takers) & set(methods):
             raise ValueError(
-                f"--{option.replace('_', '-')}: no method of this run takes it, "
-                f"{' and '.join(takers)} would"
+                f"{name}: no method of this run takes it, {' and '.join(takers)} would"
             )
-    for option in ("beam", "backward"):
-        given = getattr(arguments, option) != getattr(defaults, option)
-        if given and "search" not in (arguments.strategy or ()):
-            raise ValueError(f"--{option}: only strategy 'search' takes it")
+        fitting = _STRATEGIES.get(option)
+        if fitting and not chosen & set(fitting):
+            raise ValueError(f"{name}: only strategy {' or '.join(map(repr, fitting))} takes it")
 
 
 def options_of(arguments: argparse.Namespace) -> "Options":
@@ -182,17 +216,15 @@ def options_of(arguments: argparse.Namespace) -> "Options":
     Raises
     ------
     ValueError
-        An option that no method of the run takes.
+        An option that nothing in the run takes.
     """
     from kvcomm.methods import Options
-
-    if "methods" in arguments:
-        _check_taken(arguments, Options())
 
     strategies = arguments.strategy
     if strategies is None:
         only_layers = arguments.layers is not None and arguments.ratio is None
         strategies = () if only_layers else ("attention_gaussian",)
+    _check_taken(arguments, strategies, Options())
     return Options(
         ratios=arguments.ratio or ("0.5",),
         strategies=strategies,
@@ -201,9 +233,19 @@ def options_of(arguments: argparse.Namespace) -> "Options":
         level=arguments.level,
         shift_back=arguments.shift_back,
         seed=arguments.seed,
-        skip_first=FIRST_TOKEN.get(arguments.first_token),
+        skip_first=_skip_first(arguments),
         **{
             field: getattr(arguments, option)
             for field, option in (_METHOD_OPTIONS.items() if "methods" in arguments else ())
         },
     )
+
+
+def _skip_first(arguments: argparse.Namespace) -> "SkipFirst":
+    """As asked for, else as the file of scores has it; None: as the preset has it."""
+    from kvcomm.selection import LayerScores
+
+    if arguments.first_token is not None or arguments.scores is None:
+        return FIRST_TOKEN.get(arguments.first_token)
+    scores = LayerScores.load(arguments.scores)
+    return None if scores.skip_first == (scores.preset == "reference") else scores.skip_first

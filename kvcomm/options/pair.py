@@ -118,17 +118,8 @@ def load_scores(
     if arguments.scores is None:
         return None
     scores = LayerScores.load(arguments.scores)
-    for role, found, model in (
-        ("sender", scores.sender, sender.model),
-        ("receiver", scores.receiver, receiver.model),
-    ):
-        if found != model.fingerprint:
-            raise MismatchError(
-                f"{arguments.scores}: made with {role} {found[:12]}, the {role} here is "
-                f"{model.name!r} ({model.fingerprint[:12]})"
-            )
-    if scores.preset != arguments.preset:
-        raise MismatchError(
-            f"{arguments.scores}: made with preset {scores.preset}, asked for {arguments.preset}"
-        )
+    try:
+        scores.check(sender.model, receiver.model, arguments.preset)
+    except MismatchError as error:
+        raise MismatchError(f"{arguments.scores}: {error}") from None
     return scores

@@ -44,9 +44,8 @@ def notes(summary: Summary) -> list[str]:
         ),
         "message: what was handed over, per record; skyline is one model, nothing is sent. "
         "prefilled: tokens of the receiver's prompt, per record.",
-        "first token: wall time from the receiver's start to its first token, in batches of "
-        f"{environment['batch_size']} on {counted(environment['machine']['threads'], 'thread')}, "
-        "mean; the sender's reading is not in it.",
+        "first token: wall time from the receiver's start to its first token, "
+        f"{_batches(environment)}, mean; the sender's reading is not in it.",
     ]  # fmt: skip
     for reason, ids in summary["excluded"].items():
         if ids:
@@ -66,15 +65,25 @@ def notes(summary: Summary) -> list[str]:
     ]
 
 
+def _batches(environment: Mapping[str, Any]) -> str:
+    if environment.get("earlier"):
+        return "in batches and on machines that changed when the run went on"
+    n_threads = environment["machine"]["threads"]
+    return f"in batches of {environment['batch_size']} on {counted(n_threads, 'thread')}"
+
+
 def _cuts(summary: Summary) -> list[str]:
     """That contexts were too long is a part of what every method was given."""
     cuts = [m["cut_tokens"]["value"] for m in summary["methods"] if m["cut_tokens"]]
     if not cuts or max(cuts) == 0:
         return []
-    limit = summary["settings"].get("max_input_tokens")
+    settings = summary["settings"]
+    limit = settings.get("max_input_tokens")
+    # The published skyline is cut in the middle of the whole prompt, not of the context.
+    who = "no method" if settings["preset"] == "reference" else "no method, skyline included,"
     return [
         f"cut: prompts beyond {limit} tokens lost the middle of their context, {max(cuts):.0f} "
-        "tokens per record on average; no method, skyline included, has read that part."
+        f"tokens per record on average; {who} has read that part."
     ]
 
 

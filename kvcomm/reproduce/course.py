@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvcomm import template
 from kvcomm.reproduce import account, claims
 from kvcomm.reproduce.catalogue import EXHIBITS, NOT_MADE
 from kvcomm.reproduce.exhibit import Built
@@ -36,22 +37,23 @@ def reproduce(
     request.out.mkdir(parents=True, exist_ok=True)
     runs = Runs(request, command, note)
     n_failed = n_made = 0
-    for name in names:
-        exhibit = EXHIBITS[name]
-        note(f"{name}: {exhibit.title}")
-        try:
-            built = exhibit.build(runs, exhibit)
-        except NoDataError as error:
-            if len(names) == 1:
-                raise
-            runs.leave_out(name, str(error).removeprefix(f"{name}: "))
-            continue
-        verdicts = [*claims.judged(name, built.results), *built.verdicts]
-        paths = write(exhibit, built, verdicts, runs)
-        n_failed += sum(len(errors) for one in built.results for errors in one.failed.values())
-        n_made += 1
-        account.write(runs)
-        tell(built, verdicts, paths)
+    with template.on_day(runs.day):
+        for name in names:
+            exhibit = EXHIBITS[name]
+            note(f"{name}: {exhibit.title}")
+            try:
+                built = exhibit.build(runs, exhibit)
+            except NoDataError as error:
+                if len(names) == 1:
+                    raise
+                runs.leave_out(name, str(error).removeprefix(f"{name}: "))
+                continue
+            verdicts = [*claims.judged(name, built.results), *built.verdicts]
+            paths = write(exhibit, built, verdicts, runs)
+            n_failed += sum(len(errors) for one in built.results for errors in one.failed.values())
+            n_made += 1
+            account.write(runs)
+            tell(built, verdicts, paths)
     if not n_made:
         raise NoDataError(f"no data file below {request.data.name} for any of {', '.join(names)}")
     account.write(runs)

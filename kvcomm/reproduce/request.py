@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvcomm.packet import Preset
 
-#: Methods whose rows may be left out; baseline and skyline are always run.
+#: What rows may be asked for; baseline, skyline and kvcomm are always run.
 CHOICES = ("kvcomm", "nld", "cipher", "ac")
 
 
@@ -24,7 +24,7 @@ class Request:
     tasks
         Names of tasks; None: those of the paper's table or figure.
     methods
-        Of `CHOICES`: rows of the tables that compare methods.
+        Of `CHOICES`: rows of the tables that compare methods; kvcomm's are always there.
     limit
         Most records scored per task.
     preset

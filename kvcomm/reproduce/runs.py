@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvcomm import selection, tasks
+from kvcomm import environment, selection, tasks, template
 from kvcomm.agents import Receiver, Sender
-from kvcomm.evaluate import evaluate
+from kvcomm.evaluate import described, evaluate
 from kvcomm.layout import counted
 from kvcomm.methods import Bench, Item
 from kvcomm.model import Model
@@ -38,6 +39,9 @@ from kvcomm.tasks import Example, Task
 
 #: Seconds of a run so far, and when the part that may be going on began.
 WALL = "wall.json"
+
+#: The day that prompts tell.
+DAY = "day.json"
 
 Note = Callable[[str], None]
 
@@ -66,6 +70,16 @@ class Runs:
         self._note = note
         self._data: dict[str, Data | None] = {}
         self._scores: dict[str, LayerScores] = {}
+
+    @cached_property
+    def day(self) -> date:
+        """The day that all prompts tell which tell one: that of the first start."""
+        path = self.request.out / "runs" / DAY
+        if path.exists():
+            return date.fromisoformat(json.loads(path.read_text("utf-8")))
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, template.today().isoformat())
+        return template.today()
 
     # ---- models and data -------------------------------------------------------------------
 
@@ -173,14 +187,16 @@ class Runs:
 
     @cached_property
     def _origin(self) -> list[str]:
-        models = (self.agents[0].model, self.agents[1].model)
-        return [*(model.fingerprint for model in models), self.request.preset]
+        """All that a calibration depends on but its records."""
+        version = environment.versions()["kvcomm"] or ""
+        models = [repr(described(agent.model)) for agent in self.agents]
+        return [*models, self.request.preset, version]
 
     def _measure(self, found: Data, examples: Sequence[Example]) -> LayerScores:
         sender, receiver = self.agents
         bench = self._bench(found.task)
-        prompts = Prompts(bench, found.task, found.plan, None)
-        items = [prompts.item(number, one) for number, one in enumerate(examples)]
+        plan = replace(found.plan, calibration=tuple(examples))
+        items = Prompts(bench, found.task, plan, None).calibration()
         return selection.calibrate(
             sender,
             receiver,

@@ -14,10 +14,11 @@ from eval_bench import EXAMPLES, FIELDS, TASK, Fake, lines, timeless, variant_an
 
 from kvcomm import metrics, prompts
 from kvcomm.agents import Receiver, Sender
+from kvcomm.commands import score
 from kvcomm.evaluate import _batches, evaluate
 from kvcomm.methods import Item, Options, methods
 from kvcomm.model import Model
-from kvcomm.plan import divide
+from kvcomm.plan import Prompts, divide
 from kvcomm.progress import Running
 from kvcomm.records import RECORDS
 from kvcomm.runs import SUMMARY, read_run
@@ -277,6 +278,31 @@ def test_reasoning_that_never_ends_is_noted(run: Any, tmp_path: Path) -> None:  
     assert list(endless) == FIELDS
     assert endless["answer"] == "<think>boat 0"  # as it was said
     assert (endless["match"], endless["f1"], endless["em"]) == (0.0, 0.0, 0.0)
+
+
+def test_reasoning_that_the_prompt_opened_is_none_of_the_answer(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # EV-166
+    said = [Fake("ended", says="so</think>boat"), Fake("endless", says="boat")]
+    plain = Prompts.ids
+
+    def opened(self: Prompts, message: str, role: Any) -> Any:
+        ids = plain(self, message, role)
+        tail = self._bench.receiver.model.tokenizer.encode("<think>\n")
+        return np.concatenate([ids, np.array(tail, np.int32)])
+
+    monkeypatch.setattr(Prompts, "ids", opened)
+    run(said, EXAMPLES[:1])
+    ended, endless = lines(tmp_path / "run")
+    assert ended.pop("reasoning_opened") is endless.pop("reasoning_opened") is True
+    assert list(ended) == FIELDS
+    assert ended["match"] == 1.0
+    assert endless["reasoning_cut_off"] is True
+    assert (endless["match"], endless["f1"], endless["em"]) == (0.0, 0.0, 0.0)
+    # Scoring the log again knows it, too.
+    log = (tmp_path / "run" / RECORDS).read_bytes()
+    score.rescore(tmp_path / "run")
+    assert (tmp_path / "run" / RECORDS).read_bytes() == log
 
 
 def test_blank_golds_are_counted(run: Any) -> None:  # EV-157

@@ -5,10 +5,13 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from eval_bench import (
     EXAMPLES,
@@ -17,12 +20,14 @@ from eval_bench import (
     timeless,
 )
 
-from kvcomm import search
+from kvcomm import search, template
 from kvcomm.agents import Receiver, Sender
-from kvcomm.errors import FormatError
+from kvcomm.errors import FormatError, MismatchError
 from kvcomm.methods import Options, methods
 from kvcomm.records import RECORDS, locked, parse
+from kvcomm.report.words import notes
 from kvcomm.runs import CALIBRATION, RUN, SEARCH, SUMMARY
+from kvcomm.selection import LayerScores, choose
 
 
 def test_a_stopped_run_goes_on_and_ends_in_the_same_log(run: Any, tmp_path: Path) -> None:
@@ -36,6 +41,65 @@ def test_a_stopped_run_goes_on_and_ends_in_the_same_log(run: Any, tmp_path: Path
     assert summary["methods"] == whole["methods"]
     assert (tmp_path / "run" / RECORDS).read_bytes() == (tmp_path / "whole" / RECORDS).read_bytes()
     assert notes == ["going on: 6 of 14 answers are there"]
+
+
+def test_a_run_with_another_template_is_another_run(
+    run: Any, pair: tuple[Sender, Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run([Fake("mine")], EXAMPLES[:2])
+    tokenizer = pair[1].model.tokenizer
+    other = {name: text + " " for name, text in tokenizer.chat_templates.items()}
+    monkeypatch.setattr(tokenizer, "chat_templates", other)
+    with pytest.raises(ValueError, match=r"receiver\.tokenizer was \w+"):
+        run([Fake("mine")], EXAMPLES[:2])
+
+
+def test_a_run_goes_on_with_the_day_it_began_on(
+    run: Any, pair: tuple[Sender, Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = pair[1].model.tokenizer
+    dated = {
+        name: "{{ strftime_now('%d %b %Y %H:%M') }}" + text
+        for name, text in tokenizer.chat_templates.items()
+    }
+    for agent in pair:
+        monkeypatch.setattr(agent.model.tokenizer, "chat_templates", dated)
+    monkeypatch.setattr(template, "_DAY", ContextVar("day", default=date(2024, 7, 26)))
+    whole = run([Fake("mine")], out=tmp_path / "whole")
+    assert whole["settings"]["prompt_day"] == "2024-07-26"
+    with pytest.raises(KeyboardInterrupt):
+        run([Fake("mine", stop_at=3)], batch_size=1)
+    monkeypatch.setattr(template, "_DAY", ContextVar("day", default=date(2024, 7, 27)))
+    run([Fake("mine")])
+    assert (tmp_path / "run" / RECORDS).read_bytes() == (tmp_path / "whole" / RECORDS).read_bytes()
+    with template.on_day(date(2024, 7, 26)):
+        ids = tokenizer.chat([{"role": "user", "content": "Who?"}])
+    assert tokenizer.decode(ids, skip_special=False).startswith("26 Jul 2024 00:00")
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run([Fake("mine", stop_at=3)], batch_size=1)
+    summary = run([Fake("mine")], batch_size=2)
+    assert [one["batch_size"] for one in summary["environment"]["earlier"]] == [1]
+    told = "in batches and on machines that changed when the run went on"
+    assert any(told in note for note in notes(summary))
+    again = run([Fake("mine")], batch_size=2)
+    assert again["environment"] == summary["environment"]
+    assert "earlier" not in run([Fake("mine")], out=tmp_path / "other")["environment"]
+
+
+def test_scores_of_other_models_are_refused(run: Any, pair: tuple[Sender, Receiver]) -> None:
+    made = [model.fingerprint for model in (pair[0].model, pair[1].model)]
+    n_layers = pair[0].model.n_layers
+    for scores, message in (
+        (LayerScores(np.ones((1, n_layers, 4)), "paper", "0" * 64, made[1]), "with sender 0000"),
+        (LayerScores(np.ones((1, n_layers, 4)), "reference", *made), "with preset reference"),
+    ):
+        with pytest.raises(MismatchError, match=message):
+            run(methods(("kvcomm",), Options()), scores=scores)
+    with pytest.raises(ValueError, match=r"mass: shape \[3\], expected \[4\] layers"):
+        choose("attention", 4, mass=[1.0, 2.0, 3.0], ratio=0.5)
 
 
 def test_a_log_cut_at_any_byte_of_its_end_is_repaired(run: Any, tmp_path: Path) -> None:
