@@ -294,7 +294,15 @@ class Receiver(Counted):
         stop: str | Sequence[str] = (),
         **options: Any,
     ) -> Iterator[str]:
-        """The text of `answer` for one question, piece by piece, in whole characters."""
+        """The text of `answer` for one question, piece by piece, in whole characters.
+
+        Raises
+        ------
+        TypeError
+            A list of questions.
+        ValueError, MismatchError
+            As for `answer`, at once; NumericError while the pieces come.
+        """
         if not is_single(question):
             raise TypeError("question: stream takes one question, found a list")
         rules = Rules(max_new_tokens, stop, Sampling(temperature, top_k, top_p, seed))
@@ -355,6 +363,11 @@ class Receiver(Counted):
 
         all: of every token of the question's prompt, [Q, vocab_size]. A list of questions gives
         a list of arrays.
+
+        Raises
+        ------
+        TypeError, ValueError, MismatchError, NumericError
+            As for `answer`.
         """
         call = Call(self, question, packet, options)
         if not call.turns:

@@ -297,12 +297,18 @@ class Packet:
     def keys(self, layer: int) -> NDArray[Any]:
         """Keys of a layer after rope, [n_kv_heads, n, head_dim]; bf16 as uint16 bits.
 
-        A read-only view of the packet's own memory, without a copy, on the CPU.
+        A read-only view of the packet's own memory, without a copy, on the CPU (a copy where it is
+        in several parts).
+
+        Raises
+        ------
+        ValueError
+            No such layer.
         """
         return self._array(layer, 0)
 
     def values(self, layer: int) -> NDArray[Any]:
-        """Values of a layer, [n_kv_heads, n, head_dim]; as `keys`."""
+        """Values of a layer, [n_kv_heads, n, head_dim]; views and errors as of `keys`."""
         return self._array(layer, 1)
 
     def _array(self, layer: int, which: int) -> NDArray[Any]:

@@ -381,8 +381,8 @@ def _check_beam(beam: object) -> None:
 
 def _records(samples: Iterable[Sample | tuple[Any, ...]]) -> list[Sample]:
     records = [_sample(one) for one in samples]
-    if not records:
-        raise ValueError("samples: a search needs at least one, with its gold answers")
+    if not records or not all(record.answers for record in records):
+        raise ValueError("samples: a search needs at least one, and the gold answers of each")
     return records
 
 

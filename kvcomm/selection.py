@@ -358,7 +358,7 @@ class LayerScores:
         strategy: str = "attention_gaussian",
         **options: Any,
     ) -> tuple[int, ...]:
-        """S, the M layers of a strategy, ascending; `options` are those of `choose`."""
+        """S, the M layers of a strategy, ascending; options and errors are those of `choose`."""
         return choose(
             strategy,
             self.n_layers,
