@@ -18,7 +18,8 @@ Preset = Literal["paper", "reference"]
 __version__: str
 
 def set_num_threads(n: int) -> None:
-    """Set the threads of the one pool; 0 goes back to the default."""
+    """Set the threads of the one pool; 0 goes back to the default. Waits for a forward call that
+    runs, so not for a signal handler, which may have interrupted one."""
 
 def get_num_threads() -> int: ...
 def devices() -> list[dict[str, Any]]:

@@ -381,8 +381,11 @@ def _check_beam(beam: object) -> None:
 
 def _records(samples: Iterable[Sample | tuple[Any, ...]]) -> list[Sample]:
     records = [_sample(one) for one in samples]
-    if not records or not all(record.answers for record in records):
-        raise ValueError("samples: a search needs at least one, and the gold answers of each")
+    if not records:
+        raise ValueError("samples: a search needs at least one, with its gold answers")
+    for number, record in enumerate(records):
+        if len(record.answers) == 0:
+            raise ValueError(f"sample {number}: has no gold answer")
     return records
 
 

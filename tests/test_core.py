@@ -87,7 +87,7 @@ def test_bad_weights(device: str) -> None:
         model.set("attn_norm", 1, norm.astype("f8"), "f32")
     with pytest.raises(MismatchError, match="attn_norm"):
         model.set("attn_norm", 1, norm[:5], "f32")
-    with pytest.raises(ValueError, match="has 3 dimensions, expected 1 or more"):
+    with pytest.raises(ValueError, match="has 3 dimensions, expected 1 to 2"):
         model.set("attn_norm", 1, norm.reshape(1, 1, DIM), "f32")
     with pytest.raises(NumericError, match="attn_norm of layer 1"):
         model.set("attn_norm", 1, np.full(DIM, np.nan, np.float32), "f32")

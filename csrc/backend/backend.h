@@ -153,7 +153,7 @@ struct kvc_backend {
                       const kvc_matrix *m, size_t n, size_t vocab_size, float temperature,
                       float scale, kvc_error *err);
     /* best [n] int32: the row of m among 0 .. vocab_size - 1 with the largest cosine to src [n,
-     * src_ld], ties to the lowest; a row of src that is not finite gives -1 */
+     * src_ld], ties to the lowest; -1 for a row with a product that is not finite */
     kvc_status (*nearest)(kvc_stream *s, kvc_mem best, kvc_mem src, size_t src_ld,
                           const kvc_matrix *m, size_t n, size_t vocab_size, kvc_error *err);
     /* dst [n, dst_ld] = act(src[:, :dim]) * src[:, up_at : up_at + dim] */

@@ -65,8 +65,19 @@ static kvc_status check_row(const kvc_batch *batch, size_t i, const kvc_model *m
 }
 
 static kvc_status check_batch(const kvc_batch *batch, const kvc_model *m, kvc_error *err) {
-    if (batch->layer_begin < 0 || batch->layer_end > m->config.n_layers ||
-        batch->layer_begin >= batch->layer_end) {
+    if ((unsigned)batch->output > KVC_OUT_LOGPROB) {
+        return kvc_fail(err, KVC_ERROR_VALUE, "output %d is not one of 0 .. %d", (int)batch->output,
+                        KVC_OUT_LOGPROB);
+    }
+    if (batch->output != KVC_OUT_NONE && batch->n_rows && !batch->out) {
+        return kvc_fail(err, KVC_ERROR_VALUE, "no room for the output");
+    }
+    if (batch->layer_begin >= batch->layer_end) {
+        return kvc_fail(err, KVC_ERROR_VALUE,
+                        "layers %d .. %d: the end must be above the beginning", batch->layer_begin,
+                        batch->layer_end);
+    }
+    if (batch->layer_begin < 0 || batch->layer_end > m->config.n_layers) {
         return kvc_fail(err, KVC_ERROR_VALUE, "layers %d .. %d are not within 0 .. %d",
                         batch->layer_begin, batch->layer_end, m->config.n_layers);
     }

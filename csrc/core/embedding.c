@@ -7,6 +7,8 @@
 
 #include <math.h>
 
+#define LEAST_TEMPERATURE 1e-30 /* logits over less may overflow */
+
 static kvc_status need(kvc_workspace *ws, kvc_error *err) {
     const kvc_shape *s = &ws->model->shape;
     TRY(kvc_workspace_need(ws, X, HEAD_ROWS, 4 * s->dim_ld, err));
@@ -71,7 +73,7 @@ kvc_status kvc_mix(kvc_workspace *ws, float *out, const float *logits, size_t n,
                    kvc_error *err) {
     const kvc_model *m = ws->model;
     const kvc_shape *s = &m->shape;
-    if (!(temperature > 0) || !isfinite(temperature) || (float)temperature == 0) {
+    if (!(temperature > 0) || !isfinite(temperature) || temperature < LEAST_TEMPERATURE) {
         return kvc_fail(err, KVC_ERROR_VALUE, "temperature %g, expected a number above 0",
                         temperature);
     }

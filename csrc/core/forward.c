@@ -6,7 +6,7 @@
  *     logits = norm(x) Whead, for the rows asked for
  *
  * Families differ by the values of the configuration: biases, norms of q and k, norms before the
- * residual, windows, rope. Nothing that grows with the tokens already seen is allocated here.
+ * residual, windows, rope. Only lists of blocks grow with the tokens already seen.
  */
 #include "forward.h"
 

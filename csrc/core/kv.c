@@ -84,6 +84,22 @@ static kvc_status check_layer(const kvc_kv *kv, int layer, kvc_error *err) {
     return kvc_fail(err, KVC_ERROR_VALUE, "layer %d is not in 0 .. %d", layer, kv->n_layers - 1);
 }
 
+/* The exponent's bits are all set in what is not finite. */
+static bool all_finite(const void *x, size_t n, kvc_dtype dtype) {
+    const unsigned char *at = x;
+    unsigned found = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t wide = 0;
+        uint16_t half = 0;
+        if (dtype == KVC_F32) memcpy(&wide, at + 4 * i, 4);
+        else memcpy(&half, at + 2 * i, 2);
+        uint32_t bits = dtype == KVC_F32 ? wide : half;
+        uint32_t ones = dtype == KVC_F32 ? 0x7f800000 : dtype == KVC_F16 ? 0x7c00 : 0x7f80;
+        found |= (bits & ones) == ones;
+    }
+    return !found;
+}
+
 kvc_status kvc_kv_add(kvc_kv *kv, int layer, const void *k, const void *v, size_t n,
                       int64_t position, int64_t offset, kvc_error *err) {
     TRY(check_layer(kv, layer, err));
@@ -92,6 +108,11 @@ kvc_status kvc_kv_add(kvc_kv *kv, int layer, const void *k, const void *v, size_
                         (long long)position, (long long)offset);
     }
     if (n == 0) return KVC_OK;
+    size_t values = (size_t)kv->n_kv_heads * (size_t)kv->head_dim * n;
+    if (!all_finite(k, values, kv->dtype) || !all_finite(v, values, kv->dtype)) {
+        return kvc_fail(err, KVC_ERROR_NUMERIC, "layer %d: keys or values that are not finite",
+                        layer);
+    }
     kvc_backend *b = kv->device->backend;
     kvc_segment *segment = NULL;
     kvc_stream *stream = NULL;

@@ -2,8 +2,8 @@
  *
  * A page costs more to get than to use: the system clears it, and a virtual machine may have to ask
  * its host. So a released segment waits, for the next of about its size; its contents stay as they
- * are, since nobody reads tokens that were not appended. Live and spare buffers together never hold
- * more than live ones once did. Under the address sanitizer none waits: it would hide a use after
+ * are, since nobody reads tokens that were not appended. Live and spare buffers together hold no more
+ * than live ones once did, but for what threads do at the same moment. Under the address sanitizer none waits: it would hide a use after
  * release.
  */
 #include "core.h"
@@ -81,10 +81,17 @@ void kvc_spares_trim(kvc_device *device, size_t bytes) {
 static size_t count_live(kvc_spares *s, size_t bytes) {
     size_t live = atomic_fetch_add(&s->live, bytes) + bytes, room = 0;
     if (!take_lock(s)) return 0;
-    if (live > s->most) s->most = live;
-    room = s->most - live;
+    if (live < s->most) room = s->most - live;
     atomic_flag_clear(&s->taken);
     return room;
+}
+
+/* What is live now was really there. */
+static void note_most(kvc_spares *s) {
+    size_t live = atomic_load(&s->live);
+    if (!take_lock(s)) return;
+    if (live > s->most) s->most = live;
+    atomic_flag_clear(&s->taken);
 }
 
 /* ---- segments ---- */
@@ -124,6 +131,7 @@ kvc_status kvc_segment_create(kvc_segment **out, kvc_device *device, int n_kv_he
         atomic_fetch_sub(&device->spares.live, bytes);
         return status;
     }
+    note_most(&device->spares);
     s->v_at = v_at;
     s->capacity = capacity;
     s->head_stride = capacity * (size_t)head_dim;

@@ -179,7 +179,8 @@ kvc_status kvc_session_set_shift(kvc_session *session, int64_t shift, const uint
 
 /* ---- the tail ---- */
 
-/* Closed blocks come first, then open ones that are filled in order: all but the first are empty. */
+/* Closed blocks come first, then open ones that are filled in order: behind the first that has room
+ * all are empty. */
 static size_t room_left(const kvc_track *t) {
     size_t room = 0;
     for (size_t i = 0; i < t->n_blocks; i++) {

@@ -1,7 +1,7 @@
 /* workspace.c - scratch of forward calls: device buffers by name, and one block of host memory.
  *
- * Both grow to the largest block that was run and stay; nothing here grows with the tokens that a
- * session has already seen.
+ * Both grow to the largest block that was run and stay. Of what a session has already seen only the
+ * list of its blocks is here; a backend may hold sums per chunk of keys while it attends to them.
  */
 #include "forward.h"
 

@@ -35,7 +35,6 @@ extern "C" {
 typedef enum kvc_status {
     KVC_OK = 0,
     KVC_ERROR_VALUE,       /* an argument out of range or inconsistent */
-    KVC_ERROR_TYPE,        /* an argument of the wrong kind */
     KVC_ERROR_MEMORY,      /* an allocation refused, or a size that overflows */
     KVC_ERROR_MISMATCH,    /* two things that must fit do not */
     KVC_ERROR_UNSUPPORTED, /* valid, but not handled here */
@@ -237,8 +236,8 @@ kvc_status kvc_kv_select(kvc_kv **out, const kvc_kv *kv, const uint8_t *keep, bo
 kvc_status kvc_kv_trim(kvc_kv **out, const kvc_kv *kv, const uint8_t *windowed, int window,
                        kvc_error *err);
 /* Several senders into one message, parts in the order given; next_position is the sum. With
- * `sequential`, the keys of kv i move by the total length before it. `sink_of_first`: a layer for
- * which whole[l] is 0 keeps only the parts of the first kv. whole: [n_layers] or NULL. */
+ * `sequential`, the keys of kv i move by the total length before it. A layer for which whole[l] is 0
+ * keeps only the parts of the first kv. whole: [n_layers], or NULL: every layer is whole. */
 kvc_status kvc_kv_concat(kvc_kv **out, const kvc_kv *const *kvs, size_t n_kvs, bool sequential,
                          const uint8_t *whole, kvc_error *err);
 void kvc_kv_free(kvc_kv *kv);
@@ -265,8 +264,8 @@ void kvc_session_free(kvc_session *session);
 /* Hands a message to a session that has none and no tail yet. Its keys become visible to every
  * later token of the layers that hold them; the next token's position is the kv's next_position.
  * layer_map [layers of kv]: receiver layer of each sender layer, or NULL for the identity (equal
- * depths). Shares the blocks. Refuses another geometry or device, and a receiver layer mapped
- * twice. */
+ * depths). Shares the blocks. Refuses another geometry or device, and two layers that hold keys for
+ * one receiver layer. */
 kvc_status kvc_session_give(kvc_session *session, const kvc_kv *kv, const int32_t *layer_map,
                             kvc_error *err);
 /* Before the first token: room for n tokens in one block per layer, so that freezing gives one

@@ -144,7 +144,6 @@ PyObject *PyLong_FromLongLong(long long);
 PyObject *PyLong_FromSize_t(size_t);
 PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
 long long PyLong_AsLongLongAndOverflow(PyObject *, int *);
-unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
 PyObject *PyNumber_Index(PyObject *);
 PyObject *PyFloat_FromDouble(double);
 double PyFloat_AsDouble(PyObject *);

@@ -112,8 +112,11 @@ bool py_array_of(py_state *state, py_array *a, PyObject *source, kvc_dtype dtype
     if (good && (found.kind != dtypes[dtype].kind || found.item != dtypes[dtype].item))
         good = wrong_dtype(array, what, dtypes[dtype].name);
     if (good && (found.ndim < min_dim || found.ndim > max_dim)) {
-        PyErr_Format(PyExc_ValueError, "%s has %lld dimensions, expected %d%s", what,
-                     (long long)found.ndim, min_dim, max_dim > min_dim ? " or more" : "");
+        char expected[32];
+        snprintf(expected, sizeof expected, max_dim > min_dim ? "%d to %d" : "%d", min_dim,
+                 max_dim);
+        PyErr_Format(PyExc_ValueError, "%s has %lld dimensions, expected %s", what,
+                     (long long)found.ndim, expected);
         good = false;
     }
     PyObject *native = good ? converted(state, array, dtypes[dtype].native, aligned) : NULL;

@@ -33,7 +33,6 @@ bool py_errors_load(py_state *state) {
         kvc_status status;
         PyObject *class;
     } builtin[] = {{KVC_ERROR_VALUE, PyExc_ValueError},
-                   {KVC_ERROR_TYPE, PyExc_TypeError},
                    {KVC_ERROR_MEMORY, PyExc_MemoryError},
                    {KVC_ERROR_READ, PyExc_OSError},
                    {KVC_ERROR_INTERRUPTED, PyExc_RuntimeError}};

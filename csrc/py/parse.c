@@ -74,7 +74,7 @@ bool py_integer(PyObject *value, const char *what, int64_t low, int64_t high, in
     long long n = PyLong_AsLongLongAndOverflow(index, &overflow);
     bool good = !overflow && n >= low && n <= high;
     if (good) *out = n;
-    else if (high == INT64_MAX && low == 0)
+    else if (high == INT64_MAX && low == 0 && (overflow < 0 || (!overflow && n < 0)))
         PyErr_Format(PyExc_ValueError, "%s must not be negative, but is %S", what, index);
     else
         PyErr_Format(PyExc_ValueError, "%s must be in %lld .. %lld, not %S", what, (long long)low,

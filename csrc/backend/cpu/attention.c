@@ -294,6 +294,7 @@ static void walk_chunk(task *t, const kvc_span *span, size_t from, size_t to, in
     const char *k = (char *)cpu_address(t->job->s, span->k) + head;
     const char *v = (char *)cpu_address(t->job->s, span->v) + head;
     const float *q = span->turn ? t->turned : t->q;
+    bool reads_v = t->job->a->out.buffer;
     for (size_t key = from; key < to; key += KEYS) {
         size_t n = to - key < KEYS ? to - key : KEYS;
         int64_t tile_own = own < 0 ? -1 : own + (int64_t)key;
@@ -301,12 +302,13 @@ static void walk_chunk(task *t, const kvc_span *span, size_t from, size_t to, in
         if (n == 0) continue;
         size_t after = to - key < KEYS ? to : key + KEYS,
                ahead = to - after < KEYS ? to - after : KEYS;
-        set_next(t, k + after * key_bytes, v + after * key_bytes, ahead * key_bytes);
+        set_next(t, k + after * key_bytes, (reads_v ? v : k) + after * key_bytes,
+                 ahead * key_bytes);
         score_keys(t, span, q, k + key * key_bytes, n);
         mask_scores(t, span, key, tile_own, n);
         size_t counted = own >= 0 ? n : span->mass_from > key ? span->mass_from - key : 0;
         soften(t, n, counted);
-        if (t->job->a->out.buffer) add_values(t, span, v + key * key_bytes, n);
+        if (reads_v) add_values(t, span, v + key * key_bytes, n);
     }
 }
 
@@ -467,7 +469,12 @@ kvc_status cpu_attention(kvc_stream *s, const kvc_attention *a, kvc_error *err) 
     kvc_status status = cpu_scratch(s, scratch_floats(&job), err);
     if (status) return status;
     if (!job.n_split) return cpu_parallel(s, attention_task, &job, n_tasks, err);
-    status = cpu_parts(s, n_tasks * job.n_split * sums_floats(&job), err);
+    size_t n_parts;
+    if (!kvc_mul(&n_parts, n_tasks, job.n_split) ||
+        !kvc_mul(&n_parts, n_parts, sums_floats(&job) * sizeof(float))) {
+        return kvc_fail(err, KVC_ERROR_MEMORY, "sums of attention overflow the address space");
+    }
+    status = cpu_parts(s, n_parts / sizeof(float), err);
     if (!status) status = cpu_parallel(s, split_task, &job, n_tasks * job.n_split, err);
     return status ? status : cpu_parallel(s, merge_task, &job, n_tasks, err);
 }

@@ -25,9 +25,14 @@ static const cpu_kernels *choose_kernels(kvc_error *err) {
         const cpu_kernels *k = tables[i]();
         if (k && (!wanted || !*wanted || strcmp(wanted, k->name) == 0)) return k;
     }
+    char found[64] = "";
+    for (size_t i = sizeof tables / sizeof *tables; i--;) {
+        const cpu_kernels *k = tables[i]();
+        size_t at = strlen(found);
+        if (k) snprintf(found + at, sizeof found - at, "%s%s", at ? ", " : "", k->name);
+    }
     kvc_fail(err, KVC_ERROR_DEVICE,
-             "KVCOMM_CPU=%s is not among the kernels this processor runs (portable, avx2, avx512)",
-             wanted);
+             "KVCOMM_CPU=%s is not among the kernels this processor runs (%s)", wanted, found);
     return NULL;
 }
 
@@ -76,7 +81,6 @@ static kvc_status cpu_stream_open(kvc_backend *b, kvc_stream **out, kvc_interrup
     kvc_stream *s = calloc(1, sizeof *s);
     *out = s;
     if (!s) return kvc_fail(err, KVC_ERROR_MEMORY, "out of memory: a stream");
-    s->backend = b;
     s->mask = cpu->mask;
     s->kernels = cpu->kernels;
     s->interrupt = interrupt;

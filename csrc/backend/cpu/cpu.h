@@ -25,7 +25,6 @@ typedef struct cpu_context {
 } cpu_context;
 
 struct kvc_stream {
-    kvc_backend *backend;
     uintptr_t mask;
     const cpu_kernels *kernels;
     kvc_interrupt interrupt;

@@ -79,8 +79,10 @@ static bool place_block(char *panel_block, const unsigned char *block, size_t r,
 static void quantize_block(unsigned char *block, const float *x) {
     float most = 0;
     for (size_t i = 0; i < KVC_BLOCK; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    float scale = most / 127, inverse = scale == 0 ? 0 : 1 / scale;
+    float scale = most / 127;
     uint16_t half = kvc_f16_of_f32(scale);
+    float inverse =
+        half ? 1 / scale : 0; /* a scale too small for f16 leaves nothing of the block */
     memcpy(block, &half, 2);
     for (size_t i = 0; i < KVC_BLOCK; i++) {
         float y = x[i] * inverse;

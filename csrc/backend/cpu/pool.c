@@ -26,11 +26,11 @@ enum { MAX_THREADS = 256, SPIN_NANOSECONDS = 40000 };
 #define CLOSED 0xffffffffu
 
 static struct {
-    pthread_mutex_t lock; /* guards n_wanted, n_started, sleeping and the workers' wake-up */
+    pthread_mutex_t lock; /* guards n_wanted, sleeping and the workers' wake-up */
     pthread_cond_t wake;
     pthread_t threads[MAX_THREADS];
     int n_wanted;  /* threads of a region, the caller's included; 0: not yet known */
-    int n_started; /* workers running */
+    int n_started; /* workers running; changed while busy */
     atomic_bool busy;
     atomic_bool quit;
     atomic_int n_sleeping;

@@ -7,6 +7,7 @@
  */
 #include "cpu.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,6 +165,10 @@ static void nearest_chunk(void *context, size_t chunk, int worker) {
         best_row best = {-INFINITY, -1};
         for (size_t i = 0; i < n_rows; i++) {
             float cosine = dots[r * width + i] * norms[i];
+            if (!(fabsf(cosine) <= FLT_MAX)) { /* nothing is nearer than what cannot be told */
+                best = (best_row){INFINITY, -1};
+                break;
+            }
             if (cosine > best.cosine) best = (best_row){cosine, (int32_t)(first + i)};
         }
         job->best[chunk * job->n + r] = best;
