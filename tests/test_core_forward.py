@@ -203,6 +203,8 @@ def test_layers_in_two_calls_equal_one(model: _core.Model) -> None:
         ({"layers": 3}, TypeError, "layers must be a sequence, not int"),
         ({"mass": "all"}, ValueError, "mass must be one of paper, published"),
         ({"mass": "paper", "mass_skip": -1}, ValueError, "mass_skip must not be negative"),
+        ({"mass": "paper", "mass_skip": 2**63}, ValueError, r"mass_skip must be in 0 \.\. "),
+        ({"layers": (2, 2)}, ValueError, r"layers 2 \.\. 2: the end must be above the beginning"),
         ({"slack": [[0, 0]]}, ValueError, "row 0: slack has 2 entries, expected 4"),
         ({"slack": [[0, 0, -1, 0]]}, ValueError, "row 0: slack -1 at place 2"),
         ({"nonsense": 1}, TypeError, "nonsense"),

@@ -100,6 +100,25 @@ def test_bad_parts(device: str, part: Any, kind: type[Exception], message: str) 
         from_parts(device, [part])
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_parts_that_are_not_finite(device: str, dtype: str, value: float, which: int) -> None:
+    parts = [GOOD_PART.copy(), GOOD_PART.copy()]
+    parts[0][...] = parts[1][...] = 65504  # the largest of f16 is a number
+
+    def made() -> _core.KV:
+        stored = [part.astype("f2") if dtype == "f16" else part for part in parts]
+        if dtype == "bf16":
+            stored = [(part.view(np.uint32) >> 16).astype(np.uint16) for part in parts]
+        return from_parts(device, [(*stored, 0, 0)], dtype)
+
+    assert made().lengths[0] == 3
+    parts[which][-1, -1, -1] = value
+    with pytest.raises(NumericError, match="layer 0: keys or values that are not finite"):
+        made()
+
+
 def test_bad_layers_of_arrays(device: str) -> None:
     with pytest.raises(ValueError, match="4"):
         from_parts(device, [], layer=4)
