@@ -152,6 +152,8 @@ def points(rows: Iterable[Row], beginning: str) -> dict[str, list[tuple[int, Row
         if not row["name"].startswith(beginning):
             continue
         number, _, rest = row["name"].removeprefix(beginning).partition(" ")
+        if not number.isdecimal():  # "prefill 512: products", a share of its time
+            continue
         label = " ".join(word for word in (row["model"], row["dtype"], rest) if word)
         found.setdefault(label, []).append((int(number), row))
     return {label: sorted(pairs, key=lambda pair: pair[0]) for label, pairs in found.items()}

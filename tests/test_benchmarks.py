@@ -490,7 +490,7 @@ def test_targets_say_what_is_not_reached(script: Callable[[str], ModuleType]) ->
 def test_a_series_is_sorted_by_the_number_in_its_names(
     script: Callable[[str], ModuleType],
 ) -> None:
-    rows = [row(name, 1.0, 1.0) for name in ("batch 16 decode", "batch 4 decode")]
+    rows = [row(name, 1.0, 1.0) for name in ("batch 16 decode", "batch 4 decode", "batch 4: x")]
     series = script("bench").points(rows, "batch ")
     assert [(label, [n for n, _ in held]) for label, held in series.items()] == [
         ("m f32 decode", [4, 16])
