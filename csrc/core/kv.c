@@ -4,8 +4,10 @@
  * Selecting layers, keeping a sink, trimming to a window and joining several senders are all
  * operations on these lists: no key is ever copied.
  */
+#include "../backend/dtype.h"
 #include "core.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,20 +86,11 @@ static kvc_status check_layer(const kvc_kv *kv, int layer, kvc_error *err) {
     return kvc_fail(err, KVC_ERROR_VALUE, "layer %d is not in 0 .. %d", layer, kv->n_layers - 1);
 }
 
-/* The exponent's bits are all set in what is not finite. */
 static bool all_finite(const void *x, size_t n, kvc_dtype dtype) {
-    const unsigned char *at = x;
-    unsigned found = 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t wide = 0;
-        uint16_t half = 0;
-        if (dtype == KVC_F32) memcpy(&wide, at + 4 * i, 4);
-        else memcpy(&half, at + 2 * i, 2);
-        uint32_t bits = dtype == KVC_F32 ? wide : half;
-        uint32_t ones = dtype == KVC_F32 ? 0x7f800000 : dtype == KVC_F16 ? 0x7c00 : 0x7f80;
-        found |= (bits & ones) == ones;
+        if (!isfinite(kvc_element(x, i, dtype))) return false;
     }
-    return !found;
+    return true;
 }
 
 kvc_status kvc_kv_add(kvc_kv *kv, int layer, const void *k, const void *v, size_t n,
