@@ -47,10 +47,15 @@ Run = dict[str, Any]
 
 
 def commit() -> str:
-    """The commit that is measured, and whether the tree differs from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    found = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+    """The commit that is measured, and whether the tree, less its results, differs from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=HERE.parent, capture_output=True, text=True
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("-dirty" if changed else "")
 
 
 def measure(script: str, model: str, dtype: str, arguments: Sequence[str]) -> Run:
@@ -116,6 +121,20 @@ def lines_of(runs: Iterable[Run]) -> list[Row]:
 # ---- what is made of them ----
 
 
+def phases(runs: Iterable[Run]) -> str:
+    """Where the time goes, as Markdown: a row per work, model and weights, a column per phase."""
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in lines_of(run for run in runs if run["script"] == "phases"):
+        work, _, phase = row["name"].partition(": ")
+        held = found.setdefault((work, row["model"], row["dtype"]), {})
+        held[phase] = f"{row['value']:.0f}%"
+    columns = list(dict.fromkeys(phase for held in found.values() for phase in held))
+    return cells.markdown(
+        ("work", "model", "weights", *columns),
+        [(*names, *(held.get(c, "") for c in columns)) for names, held in sorted(found.items())],
+    )
+
+
 def table(rows: Iterable[Row]) -> str:
     """Every line, as Markdown."""
     header = ("model", "weights", "threads", "what", "figure", "of limit", "peers", "spread")
@@ -152,8 +171,6 @@ def points(rows: Iterable[Row], beginning: str) -> dict[str, list[tuple[int, Row
         if not row["name"].startswith(beginning):
             continue
         number, _, rest = row["name"].removeprefix(beginning).partition(" ")
-        if not number.isdecimal():  # "prefill 512: products", a share of its time
-            continue
         label = " ".join(word for word in (row["model"], row["dtype"], rest) if word)
         found.setdefault(label, []).append((int(number), row))
     return {label: sorted(pairs, key=lambda pair: pair[0]) for label, pairs in found.items()}
@@ -207,13 +224,15 @@ def write(out: Path) -> None:
     from kvcomm.packet import write_whole
 
     runs = read(out)
-    rows = lines_of(runs)
+    rows = lines_of(run for run in runs if run["script"] != "phases")
     parts = [
         "# Benchmarks",
         "## Targets",
         targets.table(rows),
         "## Every line",
         table(rows),
+        "## Shares of the threads' time",
+        phases(runs),
         "## How it was made",
         about(runs),
     ]

@@ -83,18 +83,8 @@ def short_table(rows: Iterable[bench.Row]) -> str:
 
 
 def phases() -> str:
-    """What phases.py has sampled: a row per work, model and weights, a column per phase."""
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for run in bench.read(RESULTS):
-        for row in run["lines"] if run["script"] == "phases" else ():
-            work, _, phase = row["name"].partition(": ")
-            held = found.setdefault((work, row["model"], row["dtype"]), {})
-            held[phase] = f"{row['value']:.0f}%"
-    columns = list(dict.fromkeys(phase for held in found.values() for phase in held))
-    return cells.markdown(
-        ("work", "model", "weights", *columns),
-        [(*names, *(held.get(c, "") for c in columns)) for names, held in sorted(found.items())],
-    )
+    """What phases.py has sampled."""
+    return bench.phases(bench.read(RESULTS))
 
 
 def parity() -> str:

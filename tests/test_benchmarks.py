@@ -490,11 +490,24 @@ def test_targets_say_what_is_not_reached(script: Callable[[str], ModuleType]) ->
 def test_a_series_is_sorted_by_the_number_in_its_names(
     script: Callable[[str], ModuleType],
 ) -> None:
-    rows = [row(name, 1.0, 1.0) for name in ("batch 16 decode", "batch 4 decode", "batch 4: x")]
+    rows = [row(name, 1.0, 1.0) for name in ("batch 16 decode", "batch 4 decode", "load")]
     series = script("bench").points(rows, "batch ")
     assert [(label, [n for n, _ in held]) for label, held in series.items()] == [
         ("m f32 decode", [4, 16])
     ]
+
+
+def test_shares_of_time_have_a_table_of_their_own(
+    script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    bench = script("bench")
+    bench.keep(tmp_path, run_of("prefill", row("prefill 512", 1200.0, 0.8)))
+    bench.keep(tmp_path, run_of("phases", row("prefill 512: products", 84.4, None)))
+    bench.write(tmp_path)
+    text = (tmp_path / "bench.md").read_text(encoding="utf-8")
+    assert "prefill 512: products" not in text
+    assert "| work | model | weights | products |" in text
+    assert "| prefill 512 | m | f32 | 84% |" in text
 
 
 def test_the_short_table_has_a_row_per_model_and_type(
