@@ -89,6 +89,9 @@ def phases(setup: Setup, times: Mapping[int, Times], flops: Mapping[int, Flops])
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--longest", type=int, metavar="N", help="leave out longer prompts")
+    parser.add_argument(
+        "--peers-longest", type=int, metavar="N", help="leave peers out of longer prompts"
+    )
 
 
 def measure(setup: Setup) -> Iterator[Line]:
@@ -103,9 +106,10 @@ def measure(setup: Setup) -> Iterator[Line]:
         ours = prefill(model, workspace, ids)
         flops[n] = counted(workspace, ours)
         whole = flops[n]["linear_flops"] + flops[n]["attention_flops"]
+        asked = peers if n <= (setup.options.peers_longest or n) else {}
         times[n] = setup.alternate(
             {OURS: ours}
-            | {name: peer_prefill(peer, [ids]) for name, peer in peers.items()}
+            | {name: peer_prefill(peer, [ids]) for name, peer in asked.items()}
             | {LIMIT: lambda whole=whole: whole / products.rate()}
         )
         yield setup.line(f"prefill {n}", times[n], lambda seconds, n=n: n / seconds, "tokens/s")
