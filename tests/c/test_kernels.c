@@ -52,8 +52,9 @@ static void gemm_case(const cpu_kernels *k, kvc_dtype dtype, size_t m, size_t pa
     for (size_t i = 0; i < m * STRIDE; i++) c[i] = 7;
     void *w = store_as(b, panels * depth * 16, dtype);
     REQUIRE(w);
-    k->gemm[dtype](c, STRIDE, a, depth, w, 16, depth * 16, m, panels, depth, false);
-    k->gemm[dtype](c, STRIDE, a, depth, w, 16, depth * 16, m, panels, depth, true);
+    cpu_next next = {w, depth * 16, depth * 16}; /* asking changes nothing */
+    k->gemm[dtype](c, STRIDE, a, depth, w, 16, depth * 16, m, panels, depth, false, NULL);
+    k->gemm[dtype](c, STRIDE, a, depth, w, 16, depth * 16, m, panels, depth, true, &next);
     for (size_t r = 0; r < m; r++) {
         for (size_t o = 0; o < 16 * panels; o++) {
             double want = 0;
@@ -65,9 +66,9 @@ static void gemm_case(const cpu_kernels *k, kvc_dtype dtype, size_t m, size_t pa
         CHECK(c[r * STRIDE + 16 * panels] == 7); /* nothing beyond the last column */
         /* the row alone has the bits that it has among the others */
         k->gemm[dtype](one, STRIDE, a + r * depth, depth, w, 16, depth * 16, 1, panels, depth,
-                       false);
-        k->gemm[dtype](one, STRIDE, a + r * depth, depth, w, 16, depth * 16, 1, panels, depth,
-                       true);
+                       false, NULL);
+        k->gemm[dtype](one, STRIDE, a + r * depth, depth, w, 16, depth * 16, 1, panels, depth, true,
+                       NULL);
         CHECK(memcmp(one, c + r * STRIDE, 16 * panels * sizeof *one) == 0);
     }
     free(w);

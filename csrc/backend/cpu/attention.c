@@ -255,7 +255,7 @@ static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
         ask_ahead(t);
         kernels->gemm[dtype](t->chunk.acc + t->row * width + d, width, t->scores + t->row * KEYS,
                              KEYS, values + d * kvc_dtype_bytes(dtype), width, KVC_PANEL, rows,
-                             step / KVC_PANEL, n, true);
+                             step / KVC_PANEL, n, true, NULL);
     }
 }
 
@@ -283,7 +283,7 @@ static void score_keys(task *t, const kvc_span *span, const float *q, const char
         ask_ahead(t);
         t->job->s->kernels->gemm[KVC_F32](t->scores + t->row * KEYS + from, KEYS, q + t->row * dim,
                                           dim, t->keys + from * dim, KVC_PANEL, dim * KVC_PANEL,
-                                          t->end - t->row, step / KVC_PANEL, dim, false);
+                                          t->end - t->row, step / KVC_PANEL, dim, false, NULL);
     }
 }
 

@@ -10,16 +10,24 @@
 
 #include "kvcomm.h"
 
+/* Memory that will be read soon: as many runs of `bytes` as the product at hand has panels, the
+ * first at `from`, each `apart` bytes after the one before. */
+typedef struct cpu_next {
+    const char *from;
+    size_t apart, bytes;
+} cpu_next;
+
 typedef struct cpu_kernels {
     const char *name;
     /* c [m, 16 * n_panels] (row stride ldc) = a [m, k] (row stride lda) x b, or += when add.
      * Element (depth, panel, lane) of b stands at panel * b_panel + depth * b_step + lane. Each
      * output is one chain over k from zero, then one addition to c. One entry per dtype of b. A
      * block type's panels are runs of blocks of 32 depths (kernels_blocks.h), b_panel values apart;
-     * k is a multiple of 32 and the bits are those of the f32 product of the same values. */
+     * k is a multiple of 32 and the bits are those of the f32 product of the same values. next:
+     * what to ask the memory for meanwhile, or NULL. */
     void (*gemm[KVC_MATRIX_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda,
                                          const void *b, size_t b_step, size_t b_panel, size_t m,
-                                         size_t n_panels, size_t k, bool add);
+                                         size_t n_panels, size_t k, bool add, const cpu_next *next);
     /* dst [dim, dst_ld] = transposed src [n, dim] (row stride src_ld), columns n .. n16 - 1 zero
      * where n16 is n rounded up to 16. One entry per dtype of src. */
     void (*transpose[KVC_DTYPE_COUNT])(float *dst, size_t dst_ld, const void *src, size_t src_ld,

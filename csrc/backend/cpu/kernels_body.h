@@ -174,9 +174,25 @@ INLINE void add_column(const int rows, const int vectors, vf sum[][4 * VECTORS],
     }
 }
 
+/* What a tile asks the memory for besides its own weights: in as many panels, `apart` bytes after
+ * one another, `step` bytes more with every column. */
+typedef struct asked {
+    const char *from;
+    size_t step, apart;
+} asked;
+
+/* The share of rows row .. row + rows - 1 of m in what comes next. One tile alone reads its weights
+ * as fast as they come, and asks for nothing: a line that it has. */
+INLINE asked share_of(const cpu_next *next, const void *b, size_t panel, size_t row, size_t rows,
+                      size_t m, size_t k) {
+    if (!next || m <= KERNELS_ROWS) return (asked){b, 0, 0};
+    return (asked){next->from + panel * next->apart + next->bytes * row / m,
+                   next->bytes * rows / (m * k), next->apart};
+}
+
 INLINE void float_sums(const int rows, const int panels, const kvc_dtype dtype,
                        vf sum[][4 * VECTORS], const float *a, size_t lda, const void *b,
-                       size_t b_step, size_t b_panel, size_t k) {
+                       size_t b_step, size_t b_panel, size_t k, asked ask) {
     for (size_t d = 0; d < k; d++) {
         vf w[4 * VECTORS];
 #pragma GCC unroll 16
@@ -185,6 +201,9 @@ INLINE void float_sums(const int rows, const int panels, const kvc_dtype dtype,
                 (size_t)(v / VECTORS) * b_panel + d * b_step + (size_t)(v % VECTORS) * LANES;
             w[v] = load_as(b, at, dtype);
             __builtin_prefetch((const char *)b + panel_bytes(at, dtype) + AHEAD(dtype));
+            if (v % VECTORS == 0) {
+                __builtin_prefetch(ask.from + d * ask.step + (size_t)(v / VECTORS) * ask.apart);
+            }
         }
         add_column(rows, panels * VECTORS, sum, a + d, lda, w);
     }
@@ -227,7 +246,7 @@ INLINE void block_sums(const int rows, const int panels, const kvc_dtype dtype,
 /* One tile: `rows` rows by `panels` panels, all in registers while depth runs. */
 INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float *c, size_t ldc,
                  const float *a, size_t lda, const void *b, size_t b_step, size_t b_panel, size_t k,
-                 bool add) {
+                 bool add, asked ask) {
     vf sum[KERNELS_ROWS][4 * VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -235,7 +254,7 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
         for (int v = 0; v < panels * VECTORS; v++) sum[r][v] = (vf){0};
     }
     if (dtype < KVC_DTYPE_COUNT) {
-        float_sums(rows, panels, dtype, sum, a, lda, b, b_step, b_panel, k);
+        float_sums(rows, panels, dtype, sum, a, lda, b, b_step, b_panel, k, ask);
     } else {
         block_sums(rows, panels, dtype, sum, a, lda, b, b_panel, k);
     }
@@ -265,21 +284,23 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
     for (size_t p = 0; p < n_panels;) {                                                            \
         const char *bp = (const char *)b + panel_bytes(p * b_panel, dtype);                        \
         float *cp = c + p * PANEL;                                                                 \
+        asked ask = share_of(next, bp, p, row, rows, m, k);                                        \
         enum { W = WIDTH(rows, dtype) };                                                           \
         if (W > 1 && p + W <= n_panels) {                                                          \
-            tile(rows, W, dtype, cp, ldc, a, lda, bp, b_step, b_panel, k, add);                    \
+            tile(rows, W, dtype, cp, ldc, a, lda, bp, b_step, b_panel, k, add, ask);               \
             p += W;                                                                                \
         } else {                                                                                   \
-            tile(rows, 1, dtype, cp, ldc, a, lda, bp, b_step, b_panel, k, add);                    \
+            tile(rows, 1, dtype, cp, ldc, a, lda, bp, b_step, b_panel, k, add, ask);               \
             p += 1;                                                                                \
         }                                                                                          \
     }
 
 #define GEMM(name, dtype)                                                                          \
     static void name(float *c, size_t ldc, const float *a, size_t lda, const void *b,              \
-                     size_t b_step, size_t b_panel, size_t m, size_t n_panels, size_t k,           \
-                     bool add) {                                                                   \
-        for (; m >= KERNELS_ROWS; m -= KERNELS_ROWS) {                                             \
+                     size_t b_step, size_t b_panel, size_t m, size_t n_panels, size_t k, bool add, \
+                     const cpu_next *next) {                                                       \
+        size_t row = 0;                                                                            \
+        for (; m - row >= KERNELS_ROWS; row += KERNELS_ROWS) {                                     \
             TILES(KERNELS_ROWS, dtype)                                                             \
             a += KERNELS_ROWS * lda;                                                               \
             c += KERNELS_ROWS * ldc;                                                               \
@@ -289,7 +310,7 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
 
 #if KERNELS_ROWS == 6
 #define GEMM_TAIL(dtype)                                                                           \
-    switch (m) {                                                                                   \
+    switch (m - row) {                                                                             \
     case 5: TILES(5, dtype) break;                                                                 \
     case 4: TILES(4, dtype) break;                                                                 \
     case 3: TILES(3, dtype) break;                                                                 \
@@ -299,7 +320,7 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
     }
 #else
 #define GEMM_TAIL(dtype)                                                                           \
-    if (m) TILES(1, dtype)
+    if (m > row) TILES(1, dtype)
 #endif
 
 GEMM(gemm_f32, KVC_F32)

@@ -218,7 +218,7 @@ typedef struct linear_job {
     float *dst;
     const float *src, *bias;
     const char *panels;
-    size_t dst_ld, src_ld, n_in, n, n_panels, n_groups;
+    size_t dst_ld, src_ld, n_in, n, n_panels, n_groups, n_threads;
     kvc_dtype dtype;
     bool add;
 } linear_job;
@@ -242,6 +242,9 @@ static void linear_chunk(void *context, size_t chunk, int worker) {
     float *dst = job->dst + row * job->dst_ld + panel * KVC_PANEL;
     const float *src = job->src + row * job->src_ld;
     bool widen = job->scratch && rows >= WIDEN_ROWS;
+    size_t panel_bytes = KVC_PANEL * kvc_row_bytes(job->dtype, job->n_in);
+    /* Threads take chunks in turn, so that this one's next is known well enough to ask for. */
+    size_t then = (chunk + job->n_threads) % job->n_groups * GROUP;
     for (size_t k = 0; k < job->n_in; k += DEPTH) {
         size_t depth = job->n_in - k < DEPTH ? job->n_in - k : DEPTH;
         const void *b = job->panels + KVC_PANEL * (panel * kvc_row_bytes(job->dtype, job->n_in) +
@@ -249,8 +252,11 @@ static void linear_chunk(void *context, size_t chunk, int worker) {
         if (widen) b = widen_block(job, b, n_panels, depth, worker);
         kvc_dtype dtype = widen ? KVC_F32 : job->dtype;
         size_t apart = (widen ? DEPTH : job->n_in) * KVC_PANEL;
+        cpu_next next = {job->panels + then * panel_bytes +
+                             KVC_PANEL * kvc_row_bytes(job->dtype, k),
+                         panel_bytes, KVC_PANEL * kvc_row_bytes(job->dtype, depth)};
         job->kernels->gemm[dtype](dst, job->dst_ld, src + k, job->src_ld, b, KVC_PANEL, apart, rows,
-                                  n_panels, depth, job->add || k > 0);
+                                  n_panels, depth, job->add || k > 0, &next);
     }
     if (!job->bias) return;
     for (size_t r = 0; r < rows; r++) {
@@ -276,6 +282,7 @@ kvc_status cpu_linear(kvc_stream *s, kvc_mem dst, size_t dst_ld, kvc_mem src, si
                       .dtype = m->dtype,
                       .add = add};
     job.n_groups = (job.n_panels + GROUP - 1) / GROUP;
+    job.n_threads = (size_t)cpu_threads();
     if (m->dtype != KVC_F32 && n >= WIDEN_ROWS) {
         kvc_status status = cpu_scratch(s, GROUP * DEPTH * KVC_PANEL, err);
         if (status) return status;

@@ -128,7 +128,7 @@ static void dots_of(const nearest_job *job, float *dots, const char *b, size_t n
         size_t depth = job->n_in - k < DEPTH ? job->n_in - k : DEPTH;
         job->kernels->gemm[job->dtype](dots, GROUP * KVC_PANEL, job->src + k, job->src_ld,
                                        b + KVC_PANEL * kvc_row_bytes(job->dtype, k), KVC_PANEL,
-                                       job->n_in * KVC_PANEL, job->n, n_panels, depth, k > 0);
+                                       job->n_in * KVC_PANEL, job->n, n_panels, depth, k > 0, NULL);
     }
 }
 
