@@ -184,7 +184,7 @@ def _check_arguments(models: Sequence[Model], batch_size: int, max_new_tokens: i
 def _check_methods(methods: Sequence[Method], bench: Bench) -> None:
     """Refuse bad settings of a method, and a receiver that takes no such message."""
     if _calibrated(methods) and bench.scores is None and not bench.calibration:
-        raise ValueError("calibration records: none, and a method needs one")
+        raise ValueError("calibration size: 0 records, and a method needs one")
     sender, receiver = bench.sender, bench.receiver
     level = LayerScores(np.zeros((1, sender.model.n_layers, 1)), bench.preset, "", "")
     read = _layers(methods, replace(bench, scores=level, trial=True))

@@ -37,6 +37,10 @@ class Plan:
     published: bool = False
 
 
+class TooFewError(ValueError):
+    """The records do not suffice for what is asked of them."""
+
+
 def divide(
     examples: Sequence[Example],
     *,
@@ -65,8 +69,10 @@ def divide(
 
     Raises
     ------
-    ValueError
+    TooFewError
         Nothing is left to score, or there are too few records to calibrate on.
+    ValueError
+        A limit or a number of records out of range.
     """
     if n_calibration < 0:
         raise ValueError(f"calibration records: {n_calibration} is negative")
@@ -78,7 +84,7 @@ def divide(
     if len(chosen) < n_calibration:
         left_out = len(source) - len(pool)
         why = f", {left_out} left out ({_ONE_PIECE})" if left_out else ""
-        raise ValueError(
+        raise TooFewError(
             f"calibration records: expected {n_calibration}, found {len(chosen)} of "
             f"{len(source)}{why}"
         )
@@ -98,7 +104,7 @@ def divide(
             scored.append(example)
     if not scored:
         counts = ", ".join(f"{len(ids)} left out ({why})" for why, ids in excluded.items())
-        raise ValueError(f"no record to score: of {len(examples)}, {counts}")
+        raise TooFewError(f"no record to score: of {len(examples)}, {counts}")
     named = {why: tuple(ids) for why, ids in excluded.items()}
     return Plan(chosen, tuple(scored[:limit]), named, published)
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from kvcomm import prompts
 from kvcomm._core import Session, Workspace
 from kvcomm.agents import Call
-from kvcomm.errors import NumericError
+from kvcomm.errors import MismatchError, NumericError
 from kvcomm.generate import log_softmax
 from kvcomm.packet import Packet, Preset, check_layer_map, check_preset
 from kvcomm.selection import layer_count
@@ -78,7 +78,7 @@ class SearchResult:
         Of no message, of all layers, and of one prompt with context and question (None when there
         was no such prompt), summed as in `Step`.
     n_samples, n_evaluations
-        Records, and candidate sets that were tried on all of them.
+        Records, and candidate sets that were tried on all of them, here and not in `after`.
     preset, sender, receiver
         Whose rules it searched by, and the fingerprints of the two models.
     """
@@ -304,6 +304,7 @@ def search(
     layer_map: Sequence[int] | None = None,
     positions: "Positions" = "published",
     shift_back: bool = False,
+    after: SearchResult | None = None,
     watch: Callable[[Step], None] = lambda step: None,
 ) -> SearchResult:
     """Find the layers to send by trying them on records with gold answers.
@@ -327,6 +328,9 @@ def search(
         layer in its place if that is better still. May leave fewer than M layers.
     preset, layer_map, positions, shift_back
         As for `Receiver.answer`.
+    after
+        A search on the same samples with the same options but for M, without beam and backward
+        pass, to go on from: greedy search finds its layers first. The same result, sooner.
     watch
         Called with the best set after every step.
 
@@ -338,7 +342,9 @@ def search(
     ------
     ValueError
         No samples, an empty context, question or answer, a count or ratio out of range, a beam
-        below 1, or prompts beyond the model's last position.
+        below 1, a beam with `after`, or prompts beyond the model's last position.
+    MismatchError
+        `after` is of other models, another preset or another number of samples.
     NumericError
         A likelihood that is not a number.
     """
@@ -348,6 +354,7 @@ def search(
     target = check_layer_map(layer_map, n_layers, receiver.model.n_layers)
     _check_beam(beam)
     records = _records(samples)
+    known = () if after is None else _grown(after, sender, receiver, preset, len(records), beam)
     options = {
         "preset": preset,
         "layer_map": layer_map,
@@ -356,7 +363,7 @@ def search(
     }
     packets = [tuple(sender.read(_contexts(record), preset=preset)) for record in records]
     trials = _Trials(receiver, records, packets, target, options)
-    best = _forward(trials, n_layers, n_wanted, beam, watch)
+    best = _forward(trials, n_layers, n_wanted, beam, known, watch)
     if backward:
         best = _backward(trials, best, n_layers, watch)
     questions, golds = trials.questions, [one.answers for one in records]
@@ -379,6 +386,29 @@ def _check_beam(beam: object) -> None:
         raise ValueError(f"beam: expected a number of sets above 0, found {beam!r}")
 
 
+def _grown(
+    after: SearchResult,
+    sender: "Sender",
+    receiver: "Receiver",
+    preset: Preset,
+    n_samples: int,
+    beam: int,
+) -> list[Layers]:
+    """The sets that a greedy search grew, one layer each; refuses any other."""
+    sets = [step.layers for step in after.steps]
+    if beam != 1 or [len(layers) for layers in sets] != list(range(len(sets))):
+        raise ValueError("after: goes with no beam, and is of a search without a backward pass")
+    for what, found, wanted in (
+        ("sender", after.sender, sender.model.fingerprint),
+        ("receiver", after.receiver, receiver.model.fingerprint),
+        ("preset", after.preset, preset),
+        ("number of samples", after.n_samples, n_samples),
+    ):
+        if found != wanted:
+            raise MismatchError(f"after: {what} {found}, here {wanted}")
+    return sets[1:]
+
+
 def _records(samples: Iterable[Sample | tuple[Any, ...]]) -> list[Sample]:
     records = [_sample(one) for one in samples]
     if not records:
@@ -390,12 +420,20 @@ def _records(samples: Iterable[Sample | tuple[Any, ...]]) -> list[Sample]:
 
 
 def _forward(
-    trials: _Trials, n_layers: int, n_wanted: int, width: int, watch: Callable[[Step], None]
+    trials: _Trials,
+    n_layers: int,
+    n_wanted: int,
+    width: int,
+    known: Sequence[Layers],
+    watch: Callable[[Step], None],
 ) -> _Tried:
-    """The best set of so many layers, grown from none, one layer at a time."""
+    """The best set of so many layers, grown from none, one layer at a time; known: the first."""
     best = trials.start()
+    for layers in known[:n_wanted]:
+        best = trials.keep(best, layers)
+        watch(best.steps[-1])
     beams = [best]
-    for _ in range(n_wanted):
+    for _ in range(n_wanted - len(best.layers)):
         beams = _widened(trials, beams, n_layers, width)
         best = min(beams, key=lambda one: one.order)
         watch(best.steps[-1])

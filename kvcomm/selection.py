@@ -90,6 +90,7 @@ def layer_count(
 class _Choice:
     """What a strategy may look at. `best(alpha)` ranks all layers, best first."""
 
+    strategy: str
     n_layers: int
     how_many: Callable[[], int]
     best: Callable[[float], list[int]]
@@ -102,11 +103,10 @@ class _Choice:
 
 
 def _attention_level(choice: _Choice) -> Sequence[int]:
-    n_chosen, level = choice.how_many(), _needed("level", choice.level)
+    n_chosen, level = choice.how_many(), _needed(choice, "level")
     if level < 0 or (level + 1) * n_chosen > choice.n_layers:
-        raise ValueError(
-            f"level: {level} of {n_chosen} layers each is outside the {choice.n_layers} layers"
-        )
+        last = choice.n_layers // max(1, n_chosen) - 1
+        raise ValueError(f"level: {level} is outside 0 .. {last}, of {n_chosen} layers each")
     return choice.best(1.0)[level * n_chosen : (level + 1) * n_chosen]
 
 
@@ -116,7 +116,7 @@ def _random(choice: _Choice) -> Sequence[int]:
 
 
 def _contiguous(choice: _Choice) -> Sequence[int]:
-    first, last = _needed("first", choice.first), _needed("last", choice.last)
+    first, last = _needed(choice, "first"), _needed(choice, "last")
     if first > last:
         raise ValueError(f"first: {first} is above last {last}")
     return range(first, last + 1)
@@ -131,9 +131,10 @@ def _search(choice: _Choice) -> Iterable[int]:
     return choice.layers
 
 
-def _needed(name: str, value: Any) -> Any:
+def _needed(choice: _Choice, name: str) -> Any:
+    value = getattr(choice, name)
     if value is None:
-        raise ValueError(f"{name}: the strategy needs it")
+        raise ValueError(f"{name}: strategy {choice.strategy!r} needs it")
     return value
 
 
@@ -145,7 +146,7 @@ STRATEGIES: dict[str, Callable[[_Choice], Iterable[int]]] = {
     "random": _random,
     "contiguous": _contiguous,
     "attention_level": _attention_level,
-    "layers": lambda choice: _needed("layers", choice.layers),
+    "layers": lambda choice: _needed(choice, "layers"),
     "all": lambda choice: range(choice.n_layers),
     "search": _search,
 }
@@ -197,8 +198,8 @@ def choose(
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, found {strategy!r}")
-    if strategy in CALIBRATED:
-        _needed("mass", mass)
+    if strategy in CALIBRATED and mass is None:
+        raise ValueError(f"mass: strategy {strategy!r} needs it")
     check_preset(preset)
 
     def best(weight: float) -> list[int]:
@@ -208,6 +209,7 @@ def choose(
         return _rank(values, weight, sigma, mu, preset)
 
     choice = _Choice(
+        strategy=strategy,
         n_layers=n_layers,
         how_many=lambda: layer_count(n_layers, ratio=ratio, count=count, preset=preset),
         best=best,

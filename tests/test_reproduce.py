@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +22,14 @@ import pytest
 
 from kvcomm.commands import eval as eval_command
 from kvcomm.commands import reproduce as reproduce_command
+from kvcomm.errors import FormatError
+from kvcomm.plan import TooFewError
 from kvcomm.reproduce import curves, data
+from kvcomm.reproduce.catalogue import EXHIBITS
 from kvcomm.reproduce.course import reproduce
+from kvcomm.reproduce.groups import Group
 from kvcomm.reproduce.request import Request
+from kvcomm.reproduce.runs import Runs
 from kvcomm.tasks import find
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -177,9 +183,8 @@ def test_claims_are_told_below_and_kept(made: Path) -> None:
     # The tiny model's answers match nothing, with the context read or not; by likelihood it gains,
     # on too few records for any verdict, so that ten are named as the least that would do.
     told = {(j["measure"], j["verdict"]) for one in verdicts for j in one["judged"]}
-    assert told == {
-        ("published metric", "is not judged"), ("recovered", "cannot be told at this n"),
-    }  # fmt: skip
+    untold = "cannot be told at this n"
+    assert told == {("published metric", untold), ("recovered", untold)}
     for one in verdicts:
         assert re.search(r"about n=\d+ would tell|no n up to", one["judged"][1]["why"])
     assert verdicts[0]["claim"] in (made / "table-2.txt").read_text()
@@ -344,6 +349,66 @@ def test_of_several_exhibits_those_without_data_are_left_out(
     assert "- table-10: no data file" in (tmp_path / "README.md").read_text()
 
 
+@pytest.fixture
+def few(folder: Path, tmp_path: Path) -> Path:
+    """Two records of countries, and one of tipsheets."""
+    for name, n in (("countries", 2), ("tipsheets", 1)):
+        part = tmp_path / "few" / name
+        part.mkdir(parents=True)
+        lines = (folder / name / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (part / f"{name}.jsonl").write_text("".join(lines[:n]))
+    return tmp_path / "few"
+
+
+def test_a_task_with_too_few_records_is_left_out(
+    request_of: Callable[..., Request], few: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    request = replace(request_of(out, tasks=("countries", "tipsheets")), data=few)
+    assert reproduce(("table-2",), request) == 0
+    filled = {column for (_, _, column), cell in cells(out, "table-2").items() if cell["value"]}
+    assert filled == {"countries"}
+    account = (out / "README.md").read_text()
+    assert "- tipsheets: no record to score: of 1, 1 left out (calibration)" in account
+
+
+def test_a_search_without_records_leaves_the_rest_alone(
+    request_of: Callable[..., Request], few: Path, tmp_path: Path
+) -> None:
+    """The published protocol scores both records, so that none of them may be searched on."""
+    out = tmp_path / "out"
+    request = replace(request_of(out, tasks=("countries",), preset="reference"), data=few)
+    assert reproduce(("extra-search", "table-2"), request) == 0
+    assert cells(out, "table-2")
+    account = (out / "README.md").read_text()
+    assert "- extra-search: no record is left to search on." in account
+    assert "- extra-search on countries: no record is left to search on." in account
+
+
+def test_tasks_without_records_for_a_group_are_left_out(
+    request_of: Callable[..., Request], tmp_path: Path
+) -> None:
+    runs = Runs(request_of(tmp_path, tasks=("countries", "tipsheets")))
+    split = Group("split", {}, keep=lambda one: one.id.startswith("c"))
+    found = runs.chosen(EXHIBITS["table-1"], [split])
+    assert [one.task.name for one in found] == ["countries"]
+    why = "tipsheets: no record is left to score, of 4"
+    assert runs.left_out == {"table-1 on tipsheets": why}
+
+
+def test_a_file_that_cannot_be_read_stops_before_anything_runs(
+    request_of: Callable[..., Request], folder: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "data"
+    shutil.copytree(folder, broken)
+    with open(broken / "tipsheets" / "tipsheets.jsonl", "a") as file:
+        file.write("{}\n")
+    request = replace(request_of(tmp_path / "out", tasks=("countries", "tipsheets")), data=broken)
+    with pytest.raises(FormatError, match=r"tipsheets\.jsonl line 6"):
+        reproduce(("table-2",), request)
+    assert not list((tmp_path / "out").glob("runs/*"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -373,6 +438,34 @@ def test_records_that_may_calibrate(folder: Path) -> None:
     assert [one.id for one in plan.calibration] == ["c0", *spare, "c6"]
     assert [one.id for one in plan.scored] == ["c1", "c2", "c3", "c4", "c5"]
     assert data.read(find("musique"), folder, limit=None, published=False) is None
+
+
+def test_records_to_search_on_are_not_scored(folder: Path) -> None:
+    """The published protocol scores those that calibrate; a search takes others."""
+    published = data.read(find("countries"), folder, limit=6, published=True)
+    assert published is not None
+    assert [one.id for one in published.pool] == [f"c{n}" for n in range(13)]
+    found = published.apart()
+    plan = found.divided(6)
+    assert [one.id for one in plan.calibration] == [f"c{n}" for n in range(6, 12)]
+    assert [one.id for one in plan.scored] == [f"c{n}" for n in range(6)]
+    assert not plan.published
+    # Of all 13, there is a third at the end that can be taken.
+    everything = data.read(find("countries"), folder, limit=None, published=True)
+    assert everything is not None
+    assert [one.id for one in everything.apart().pool] == ["c12", "c11", "c10", "c9"]
+    paper = data.read(find("countries"), folder, limit=6, published=False)
+    assert paper is not None
+    assert paper.apart() is paper
+
+
+def test_too_few_records_are_told_by_what_lacks_them(folder: Path) -> None:
+    found = data.read(find("countries"), folder, limit=2, published=False)
+    assert found is not None
+    with pytest.raises(TooFewError, match="countries: no record is left to score, of 2"):
+        found.divided(1, lambda one: one.id == "c0")
+    with pytest.raises(TooFewError, match="no record is left to calibrate on, of 11"):
+        found.divided(1, lambda one: one.id == "c1")
 
 
 def test_files_are_those_of_the_records(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvcomm.reproduce import claims, sweeps
+from kvcomm.reproduce import bill, claims, sweeps
 from kvcomm.reproduce.claims import Claim, ahead, judged
 from kvcomm.reproduce.measures import PUBLISHED, RECOVERED, Results, advantage
 from kvcomm.reproduce.ranking import ALIKE, all_alike, kendall, likeness
@@ -155,6 +155,23 @@ def test_the_published_metric_is_judged_by_itself() -> None:
     assert by_match.difference is not None and by_match.difference.value == 0
 
 
+def test_a_control_that_does_harm_is_told() -> None:
+    found = results({"baseline": noisy(5, 1), "skyline": noisy(2, 2), "noise": noisy(9, 3),
+                     "shuffled": [x - 0.01 for x in noisy(5, 1)]}, metric=None)  # fmt: skip
+    verdicts = {one.name: one.judged[0].verdict for one in judged("extra-controls", [found])}
+    assert verdicts["control-noise-better"] == HOLDS
+    assert verdicts["control-noise-worse"] == FAILS
+    assert verdicts["control-shuffled-better"] == verdicts["control-shuffled-worse"] == HOLDS
+    assert verdicts["control-wrong-context-worse"] == UNJUDGED  # not run
+
+
+def test_saving_more_than_claimed_is_no_fault() -> None:
+    found = bill._reaches([1.43, 3.33], float, 3.0, "bytes sent", "x")
+    assert (found.verdict, found.why) == (HOLDS, "1.43x to 3.33x, 3x to a tenth")
+    assert bill._reaches([1.43, 2.7], float, 3.0, "bytes sent", "x").verdict == HOLDS
+    assert bill._reaches([1.43, 2.69], float, 3.0, "bytes sent", "x").verdict == FAILS
+
+
 def test_what_was_not_run_is_not_judged() -> None:
     found = ahead("a", "c")([rows(2, 5)], RECOVERED)
     assert (found.verdict, found.why) == (UNJUDGED, "not run")
@@ -253,7 +270,7 @@ def test_where_reading_may_help_it_says_what_would_show_it() -> None:
                                  "skyline": seems.rows["baseline"]})  # fmt: skip
     found = ahead("a", "b")([harms], RECOVERED)
     assert (found.verdict, found.why) == (
-        UNJUDGED, "reading the context does not clearly help on any task"
+        UNTOLD, "reading the context does not clearly help on any task"
     )  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import kvcomm
 from kvcomm import search as module
+from kvcomm.errors import MismatchError
 from kvcomm.search import Sample, SearchResult, search
 from kvcomm.selection import choose
 
@@ -118,6 +120,29 @@ def test_beam_holds_the_greedy_set_and_better_ones(pair):
     assert results[-1].nll == min(
         plain(pair, one) for one in itertools.combinations(range(N_LAYERS), 3)
     )
+
+
+def test_a_search_goes_on_from_one_of_fewer_layers_or_more(pair):
+    one, three = search(*pair, SAMPLES, 1), search(*pair, SAMPLES, 3)
+    seen = []
+    found = search(*pair, SAMPLES, 3, after=one, watch=seen.append)
+    assert found == replace(three, n_evaluations=three.n_evaluations - one.n_evaluations)
+    assert tuple(seen) == found.steps[1:]
+    assert search(*pair, SAMPLES, 1, after=three) == replace(one, n_evaluations=0)
+    back = search(*pair, SAMPLES, 3, after=one, backward=True)
+    assert back.steps == search(*pair, SAMPLES, 3, backward=True).steps
+
+
+def test_only_a_greedy_search_on_as_many_samples_is_gone_on_from(pair):
+    one = search(*pair, SAMPLES, 1)
+    with pytest.raises(ValueError, match="after: goes with no beam"):
+        search(*pair, SAMPLES, 3, after=one, beam=2)
+    with pytest.raises(ValueError, match="without a backward pass"):
+        search(*pair, SAMPLES, 3, after=replace(one, steps=(*one.steps, one.steps[-1])))
+    with pytest.raises(MismatchError, match=f"number of samples {len(SAMPLES)}, here 1"):
+        search(*pair, SAMPLES[:1], 3, after=one)
+    with pytest.raises(MismatchError, match="after: preset paper, here reference"):
+        search(*pair, SAMPLES, 3, after=one, preset="reference")
 
 
 def test_backward_drops_or_replaces_while_it_gains(pair):

@@ -133,7 +133,7 @@ def test_contiguous_includes_both_ends():
         choose("contiguous", 30, first=5, last=4)
     with pytest.raises(ValueError, match=r"30 is outside 0 \.\. 29"):
         choose("contiguous", 30, first=5, last=30)
-    with pytest.raises(ValueError, match="last: the strategy needs it"):
+    with pytest.raises(ValueError, match="last: strategy 'contiguous' needs it"):
         choose("contiguous", 30, first=5)
 
 
@@ -141,7 +141,7 @@ def test_attention_level_takes_the_next_ranks():
     mass = [0.1, 0.9, 0.5, 0.7, 0.3]
     levels = [scores_of(mass).top(count=2, strategy="attention_level", level=n) for n in (0, 1)]
     assert levels == [(1, 3), (2, 4)]
-    with pytest.raises(ValueError, match="level: 2 of 2 layers each"):
+    with pytest.raises(ValueError, match="level: 2 is outside 0 .. 1, of 2 layers each"):
         scores_of(mass).top(count=2, strategy="attention_level", level=2)
 
 
@@ -157,7 +157,7 @@ def test_unknown_strategy_and_missing_mass():
         choose("best", 30, ratio=0.5)
     with pytest.raises(ValueError, match=r"samples with gold answers.*search"):
         choose("search", 30, ratio=0.5)
-    with pytest.raises(ValueError, match="mass: the strategy needs it"):
+    with pytest.raises(ValueError, match="mass: strategy 'attention' needs it"):
         choose("attention", 30, ratio=0.5)
     with pytest.raises(ValueError, match="alpha"):
         scores_of([0.1, 0.2]).top(0.5, alpha=1.5)

@@ -237,7 +237,7 @@ def test_two_senders_as_recorded(shared: Path, real_model: Model) -> None:
 def test_online_settings_that_choose_nothing_show_before_a_run(bench: Bench) -> None:
     with pytest.raises(ValueError, match="ratio: 1.5 is outside"):
         KVComm(ratio="1.5", online=2).layers(bench)
-    with pytest.raises(ValueError, match="level: 2 of 2 layers each"):
+    with pytest.raises(ValueError, match="level: 2 is outside 0 .. 1, of 2 layers each"):
         KVComm("attention_level", ratio="0.5", level=2, online=2).layers(bench)
 
 

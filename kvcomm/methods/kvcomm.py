@@ -285,6 +285,9 @@ class KVComm(Method):
     def _search(self, bench: Bench, samples: Sequence[search.Sample]) -> search.SearchResult:
         n_layers = bench.sender.model.n_layers
         n_wanted = selection.layer_count(n_layers, ratio=self.ratio, preset=bench.preset)
+        # Greedy search of more layers begins with those of fewer, whichever ratio comes first.
+        greedy = self.beam == 1 and not self.backward
+        grown: list[search.SearchResult] = bench.once(("grown", replace(self, ratio=None)), list)
         with progress.bar(n_wanted, "layer", shown=bench.bars, what=self.label) as bar:
 
             def watch(step: search.Step) -> None:
@@ -295,7 +298,7 @@ class KVComm(Method):
                 layers = counted(len(step.layers), "layer")
                 bench.note(f"{self.label}: {layers} searched, nll {step.nll:.2f}")
 
-            return search.search(
+            found = search.search(
                 bench.sender,
                 bench.receiver,
                 samples,
@@ -306,8 +309,12 @@ class KVComm(Method):
                 layer_map=bench.layer_map,
                 positions=self.positions,
                 shift_back=self.shift_back,
+                after=grown[-1] if grown else None,
                 watch=watch,
             )
+        if greedy and (not grown or len(grown[-1].layers) < len(found.layers)):
+            grown.append(found)
+        return found
 
     def _check_unseen(self, bench: Bench, items: Sequence[Item]) -> None:
         """Refuse to answer a record that layers were searched on: that would flatter them."""

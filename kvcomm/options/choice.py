@@ -38,7 +38,10 @@ def add_layers(parser: argparse.ArgumentParser, *, several: bool) -> None:
         "where attention rests on it (default: as the preset does)",
     )  # fmt: skip
     add_alpha(group, 1.0, "1")
-    group.add_argument("--level", type=int, metavar="N", help="rank level of attention_level")
+    group.add_argument(
+        "--level", type=int, metavar="N",
+        help="of attention_level: 0 for the layers of most attention, 1 for as many after them",
+    )  # fmt: skip
     add_preset(group)
     group.add_argument(
         "--shift-back", action="store_true",

@@ -43,6 +43,8 @@ def write(runs: Runs) -> Path:
         "",
         *(f"    {line}" for line in commands),
         "",
+        "Of paths only the last part is shown.",
+        "",
         f"Machine: {_flat(machine)}.",
         f"Versions: {_flat(versions)}.",
         "",
@@ -74,6 +76,13 @@ def _flat(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
+#: How to read a difference.
+_SIGN = (
+    "A difference is in favour of its claim above 0: the claim's first row less its second; where",
+    "the first is to be as good as the second, a little below 0 is enough (*wanted above*).",
+)
+
+
 def _claims(out: Path) -> list[str]:
     lines = []
     for name in EXHIBITS:
@@ -88,7 +97,7 @@ def _claims(out: Path) -> list[str]:
     if not lines:
         return []
     head = ["| from | claim | by | verdict | difference |", "| --- | --- | --- | --- | --- |"]
-    return ["## Claims", "", *head, *lines, ""]
+    return ["## Claims", "", *_SIGN, "", *head, *lines, ""]
 
 
 def _seconds(folder: Path) -> list[str]:

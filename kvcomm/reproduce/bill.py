@@ -169,7 +169,7 @@ def _verdicts(sheets: dict[str, Sheet]) -> tuple[Verdict, ...]:
             Verdict(
                 f"bytes-{task}",
                 f"KVComm sends up to 3 times less than all layers on {heading(task)}",
-                (_within(rows, less, 1.0, 3.0, "bytes sent", "x"),),
+                (_reaches(rows, less, 3.0, "bytes sent", "x"),),
             )
         )
     if "tipsheets" in sheets:
@@ -206,3 +206,12 @@ def _within(
     holds = low * 0.9 <= least and most <= high * 1.1
     why = f"{least:.2f}{unit} to {most:.2f}{unit}, ends to a tenth"
     return Judged(measure, HOLDS if holds else FAILS, None, why)
+
+
+def _reaches(
+    rows: list[Row], pick: Callable[[Row], float], high: float, measure: str, unit: str
+) -> Judged:
+    """Whether the best of the rows comes up to a number, less a tenth; more is no fault."""
+    values = [pick(row) for row in rows]
+    why = f"{min(values):.2f}{unit} to {max(values):.2f}{unit}, {high:g}{unit} to a tenth"
+    return Judged(measure, HOLDS if max(values) >= high * 0.9 else FAILS, None, why)

@@ -79,7 +79,7 @@ def compare(
 
 
 def _unjudged(ran: Sequence[Results], measure: str) -> Judged:
-    """Nothing to judge by: not run, or nowhere does reading the context clearly help.
+    """Nothing to judge by: not run, no context to read, or nowhere does reading it clearly help.
 
     ran: the results that have the rows. Of the first task on which it seems to help, says about
     which n would show that it does.
@@ -92,7 +92,8 @@ def _unjudged(ran: Sequence[Results], measure: str) -> Judged:
         if one.task.needs_context and room is not None and room.value > 0 >= room.low:
             of = f"on {one.task.name} {enough(room, 0.0)}"
             return Judged(measure, UNTOLD, None, f"{why}; {of}")
-    return Judged(measure, UNJUDGED, None, why)
+    any_context = any(one.task.needs_context for one in ran)
+    return Judged(measure, UNTOLD if any_context else UNJUDGED, None, why)
 
 
 def _main() -> list[Claim]:
@@ -180,6 +181,24 @@ def _good(gains: np.ndarray, whole: float) -> float:
     return float(np.mean(gains >= whole / 2)) if whole > 0 else 1.0
 
 
+def _controls() -> list[Claim]:
+    """A message that holds nothing of use scores like none: neither better nor worse."""
+    return [
+        Claim(
+            f"control-{name.replace(' ', '-')}-{than}",
+            f"a message of {text} is no {than} than none",
+            ("extra-controls",),
+            ahead(*pair, as_good=True),
+        )
+        for name, text in (
+            ("wrong context", "K and V of a wrong context"),
+            ("shuffled", "K and V of shuffled tokens"),
+            ("noise", "noise of the same norm"),
+        )
+        for than, pair in (("better", ("baseline", name)), ("worse", (name, "baseline")))
+    ]
+
+
 #: Every claim that is judged, in the order in which they are told.
 CLAIMS: tuple[Claim, ...] = (
     *_main(),
@@ -201,17 +220,7 @@ CLAIMS: tuple[Claim, ...] = (
         )
         for ratio in RATIOS
     ),
-    *(
-        Claim(
-            f"control-{name.replace(' ', '-')}", f"a message of {text} is no better than none",
-            ("extra-controls",), ahead("baseline", name, as_good=True),
-        )
-        for name, text in (
-            ("wrong context", "K and V of a wrong context"),
-            ("shuffled", "K and V of shuffled tokens"),
-            ("noise", "noise of the same norm"),
-        )
-    ),
+    *_controls(),
     Claim(
         "control-random", "the selection is better than other layers of as many bytes",
         ("extra-controls",), ahead("kvcomm 0.5", "random"),

@@ -37,6 +37,9 @@ def reproduce(
     request.out.mkdir(parents=True, exist_ok=True)
     runs = Runs(request, command, note)
     n_failed = n_made = 0
+    for name in names:
+        for task in runs.wanted(EXHIBITS[name]):
+            runs.data(task)  # a file that cannot be read is told of before hours of work
     with template.on_day(runs.day):
         for name in names:
             exhibit = EXHIBITS[name]
@@ -55,7 +58,7 @@ def reproduce(
             account.write(runs)
             tell(built, verdicts, paths)
     if not n_made:
-        raise NoDataError(f"no data file below {request.data.name} for any of {', '.join(names)}")
+        raise NoDataError(f"nothing below {request.data.name} for any of {', '.join(names)}")
     account.write(runs)
     return n_failed
 

@@ -120,7 +120,7 @@ def mix(parts: list[Data]) -> Data:
     file_of = {
         f"{one.task.name}:{example}": name for one in parts for example, name in one.file_of.items()
     }
-    return Data(task, files, file_of, plan, calibration, parts[0].published)
+    return Data(task, files, file_of, plan, calibration, (), parts[0].published)
 
 
 # ---- hidden states -------------------------------------------------------------------------
@@ -232,11 +232,16 @@ def prepend_hidden(runs: Runs, exhibit: Exhibit) -> Built:
 def search(runs: Runs, exhibit: Exhibit) -> Built:
     """Layers searched by likelihood against the selection, on records that neither saw."""
     alpha, results, counts = runs.alpha, [], []
-    for found in runs.chosen(exhibit):
+    for found in map(Data.apart, runs.chosen(exhibit)):
         n_records = min(Options.search_records, len(found.pool))
+        if not n_records:
+            runs.leave_out(f"{exhibit.name} on {found.task.name}", "no record is left to search on")
+            continue
         ran = [groups.base(alpha), groups.search(alpha, n_records)]
         results.append(runs.results(found, ran))
         counts.append(f"{found.task.name} {n_records}")
+    if not results:
+        raise NoDataError(f"{exhibit.name}: no record is left to search on")
     rows = [f"{name} {ratio}" for ratio in RATIOS for name in ("search", "attention")]
     notes = (
         f"both choose on the same records, which are not scored: {', '.join(counts)}.",

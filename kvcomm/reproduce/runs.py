@@ -24,7 +24,7 @@ from kvcomm.evaluate import described, evaluate
 from kvcomm.layout import counted
 from kvcomm.methods import Bench, Item
 from kvcomm.model import Model
-from kvcomm.plan import Prompts
+from kvcomm.plan import Prompts, TooFewError
 from kvcomm.records import RECORDS, Record, dumps, write_json
 from kvcomm.reproduce import data, paper
 from kvcomm.reproduce.data import Data
@@ -47,7 +47,7 @@ Note = Callable[[str], None]
 
 
 class NoDataError(ValueError):
-    """There is no data file for any task of an exhibit."""
+    """There are no records that an exhibit could be made from."""
 
 
 class Runs:
@@ -69,7 +69,7 @@ class Runs:
         self.left_out: dict[str, str] = {}
         self._note = note
         self._data: dict[str, Data | None] = {}
-        self._scores: dict[str, LayerScores] = {}
+        self._scores: dict[Path, LayerScores] = {}
 
     @cached_property
     def day(self) -> date:
@@ -119,41 +119,67 @@ class Runs:
         return "-to-".join("".join(c if c.isalnum() or c in ".-" else "_" for c in n)
                            for n in names)  # fmt: skip
 
-    def chosen(self, exhibit: Exhibit) -> list[Data]:
-        """The tasks of an exhibit that have data; what has none is told.
+    def wanted(self, exhibit: Exhibit) -> tuple[str, ...]:
+        """The tasks of an exhibit that are asked for, whether they have data or not.
 
         A figure can be made of any task that is asked for and has contexts, a table only of its
         columns.
+        """
+        asked, table = self.request.tasks, exhibit.name.startswith("table")
+        if asked is None:
+            return exhibit.tasks
+        return tuple(
+            name
+            for name in asked
+            if name in exhibit.tasks or (tasks.find(name).needs_context and not table)
+        )
+
+    def chosen(self, exhibit: Exhibit, ran: Sequence[Group] = ()) -> list[Data]:
+        """The tasks of an exhibit that have data, and records for some groups; others are told.
 
         Raises
         ------
         NoDataError
             None has, or a table has none of the tasks that are asked for.
         """
-        names, wanted = exhibit.tasks, self.request.tasks
-        if wanted is not None:
-            table = exhibit.name.startswith("table")
-            names = tuple(
-                name
-                for name in wanted
-                if name in exhibit.tasks or (tasks.find(name).needs_context and not table)
-            )
-            if not names:
-                raise NoDataError(f"{exhibit.name} has none of the tasks {', '.join(wanted)}")
-        found = [one for one in map(self.data, names) if one is not None]
+        names = self.wanted(exhibit)
+        if not names:
+            asked = ", ".join(self.request.tasks or ())
+            raise NoDataError(f"{exhibit.name} has none of the tasks {asked}")
+        there = [one for one in map(self.data, names) if one is not None]
+        found = [one for one in there if self._suffices(exhibit, one, ran)]
         if not found:
-            where = self.request.data.name
-            raise NoDataError(f"{exhibit.name}: no data file below {where} for {', '.join(names)}")
+            what = "records enough" if there else f"data file below {self.request.data.name}"
+            raise NoDataError(f"{exhibit.name}: no {what} for {', '.join(names)}")
         return found
 
+    def _suffices(self, exhibit: Exhibit, found: Data, ran: Sequence[Group]) -> bool:
+        try:
+            for group in ran:
+                found.divided(group.n_calibration, group.keep)
+        except TooFewError as error:
+            self.leave_out(f"{exhibit.name} on {found.task.name}", str(error))
+            return False
+        return True
+
     def data(self, name: str) -> Data | None:
-        """The records of a task; None, and a note, when there is no file."""
+        """The records of a task; None, and a note, when there is no file, or too few are in it.
+
+        Raises
+        ------
+        OSError, FormatError, ValueError
+            As `data.read`.
+        """
         if name not in self._data:
             task = tasks.find(name)
             published = self.request.preset == "reference"
-            found = data.read(task, self.request.data, self.request.limit, published)
+            try:
+                found = data.read(task, self.request.data, self.request.limit, published)
+                why = "no data file"
+            except TooFewError as error:
+                found, why = None, str(error)
             if found is None:
-                self.leave_out(name, "no data file")
+                self.leave_out(name, why)
             self._data[name] = found
         return self._data[name]
 
@@ -170,9 +196,9 @@ class Runs:
         n = min(n, len(found.pool))
         name = found.task.name
         path = self._folder(found, f"calibration-{digest([self._origin, found.pool])}.json")
-        if name not in self._scores and path.exists():
-            self._scores[name] = LayerScores.load(path)
-        have = self._scores.get(name)
+        if path not in self._scores and path.exists():
+            self._scores[path] = LayerScores.load(path)
+        have = self._scores.get(path)
         while have is None or have.n_samples < n:
             done = 0 if have is None else have.n_samples
             # Kept at each doubling, so that a kill costs half of the work at most.
@@ -182,7 +208,7 @@ class Runs:
                 more = self._measure(found, found.pool[done:upto])
                 have = more if have is None else _joined(have, more)
                 have.save(path)
-        self._scores[name] = have
+        self._scores[path] = have
         return _first(have, n)
 
     @cached_property
@@ -234,7 +260,7 @@ class Runs:
 
     def _run(self, found: Data, group: Group) -> dict[str, dict[str, Record]]:
         task, request = found.task, self.request
-        plan = found.divided(group.n_calibration, group.keep, unseen=group.unseen)
+        plan = found.divided(group.n_calibration, group.keep)
         calibrated = any(method.calibrated for method in group.methods.values())
         folder = self._folder(found, group.name)
         size = f"{counted(len(plan.scored), 'record')}, {counted(len(group.methods), 'method')}"

@@ -238,7 +238,7 @@ def two_senders(runs: Runs, exhibit: Exhibit) -> Built:
     alone = [*wanted, *(f"kvcomm {ratio}" for ratio in RATIOS)]
     rows = [row for name in alone for row in (name, f"{name} two senders")]
     results = []
-    for found in runs.chosen(exhibit):
+    for found in runs.chosen(exhibit, split):
         both, single = runs.results(found, split), runs.results(found, ran)
         ids = set(next(iter(both.rows.values())))
         # Records that cannot be split have no second row to compare with.

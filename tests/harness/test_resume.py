@@ -178,13 +178,14 @@ def test_the_calibration_is_kept_for_a_later_start(
     assert (tmp_path / "run" / CALIBRATION).exists()
 
 
-def searching(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many records each search from now on goes by."""
-    searched: list[int] = []
+def searching(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many records each search from now on goes by, and how many layers it begins with."""
+    searched: list[tuple[int, int]] = []
     original = search.search
 
     def counted(sender: Sender, receiver: Receiver, samples: Any, **options: Any) -> Any:
-        searched.append(len(samples))
+        after = options["after"]
+        searched.append((len(samples), len(after.layers) if after else 0))
         return original(sender, receiver, samples, **options)
 
     monkeypatch.setattr(search, "search", counted)
@@ -200,7 +201,7 @@ def test_what_a_search_found_is_kept_for_a_later_start(
     searched = searching(monkeypatch)
     chosen, folder = methods(("kvcomm",), SEARCHES), tmp_path / "run"
     run(chosen, n_calibration=2)
-    assert searched == [2, 2]
+    assert searched == [(2, 0), (2, 1)]  # the second goes on from the first
     whole, data = timeless(lines(folder)), (folder / RECORDS).read_bytes()
     found = json.loads((folder / SEARCH).read_text())
     assert list(found) == ["search 0.25 on 2", "search 0.5 on 2"]
@@ -210,13 +211,13 @@ def test_what_a_search_found_is_kept_for_a_later_start(
         (folder / RECORDS).write_bytes(b"".join(data.splitlines(keepends=True)[:n_kept]))
         run(chosen, n_calibration=2)
         assert timeless(lines(folder)) == whole
-    assert searched == [2, 2]
+    assert searched == [(2, 0), (2, 1)]
     # Killed in the second search: the first is not done again.
     del found["search 0.5 on 2"]
     (folder / SEARCH).write_text(json.dumps(found))
     (folder / RECORDS).write_bytes(b"")
     run(chosen, n_calibration=2)
-    assert searched == [2, 2, 2]
+    assert searched == [(2, 0), (2, 1), (2, 0)]
     assert timeless(lines(folder)) == whole
 
 
@@ -325,7 +326,7 @@ def test_bad_settings_show_before_anything_is_written(run: Any, tmp_path: Path) 
         run([Fake("mine")], batch_size=0)
     with pytest.raises(ValueError, match="max_new_tokens: expected 0 or more, found -1"):
         run([Fake("mine")], max_new_tokens=-1)
-    with pytest.raises(ValueError, match="calibration records"):
+    with pytest.raises(ValueError, match="calibration size: 0 records"):
         run(methods(("kvcomm",), Options()), n_calibration=0)
     with pytest.raises(ValueError, match="layers: 9 is outside"):
         run(methods(("kvcomm",), Options(strategies=(), layers=(0, 9))))
