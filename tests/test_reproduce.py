@@ -385,6 +385,20 @@ def test_a_search_without_records_leaves_the_rest_alone(
     assert "- extra-search on countries: no record is left to search on." in account
 
 
+def test_a_search_shares_the_runs_that_it_is_compared_with(
+    request_of: Callable[..., Request], tmp_path: Path
+) -> None:
+    """The published protocol scores what calibrates, but for the searched layers."""
+    request = request_of(tmp_path, tasks=("countries",), preset="reference", limit=4)
+    assert reproduce(("table-2", "extra-search"), request) == 0
+    base, searched = logged(tmp_path, "4-base"), logged(tmp_path, "4-search")
+    assert {one["id"] for one in base} == {one["id"] for one in searched} == {
+        "c0", "c1", "c2", "c3",
+    }  # fmt: skip
+    found = json.loads(next(tmp_path.glob("runs/*4-search*/search.json")).read_text())
+    assert next(iter(found.values()))["asked"]["records"] == [f"c{n}" for n in range(4, 10)]
+
+
 def test_tasks_without_records_for_a_group_are_left_out(
     request_of: Callable[..., Request], tmp_path: Path
 ) -> None:

@@ -232,8 +232,8 @@ def prepend_hidden(runs: Runs, exhibit: Exhibit) -> Built:
 def search(runs: Runs, exhibit: Exhibit) -> Built:
     """Layers searched by likelihood against the selection, on records that neither saw."""
     alpha, results, counts = runs.alpha, [], []
-    for found in map(Data.apart, runs.chosen(exhibit)):
-        n_records = min(Options.search_records, len(found.pool))
+    for found in runs.chosen(exhibit):
+        n_records = min(Options.search_records, len(found.apart().pool))
         if not n_records:
             runs.leave_out(f"{exhibit.name} on {found.task.name}", "no record is left to search on")
             continue

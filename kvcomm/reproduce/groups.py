@@ -22,6 +22,7 @@ class Group:
 
     name: of its folder. methods: by the name of their row. n_calibration: records that calibrate.
     answers: whether they generate answers, or only give likelihoods. keep: which records it is for.
+    unseen: calibration records are not scored, whatever the protocol.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Group:
     n_calibration: int = 1
     answers: bool = True
     keep: Callable[[Example], bool] | None = None
+    unseen: bool = False
 
 
 def _named(rows: Sequence[str], name: str, options: Options) -> dict[str, Method]:
@@ -125,6 +127,7 @@ def search(alpha: float, n_records: int) -> Group:
         },
         n_calibration=n_records,
         answers=False,
+        unseen=True,
     )
 
 

@@ -156,7 +156,7 @@ class Runs:
     def _suffices(self, exhibit: Exhibit, found: Data, ran: Sequence[Group]) -> bool:
         try:
             for group in ran:
-                found.divided(group.n_calibration, group.keep)
+                (found.apart() if group.unseen else found).divided(group.n_calibration, group.keep)
         except TooFewError as error:
             self.leave_out(f"{exhibit.name} on {found.task.name}", str(error))
             return False
@@ -260,6 +260,7 @@ class Runs:
 
     def _run(self, found: Data, group: Group) -> dict[str, dict[str, Record]]:
         task, request = found.task, self.request
+        found = found.apart() if group.unseen else found
         plan = found.divided(group.n_calibration, group.keep)
         calibrated = any(method.calibrated for method in group.methods.values())
         folder = self._folder(found, group.name)
