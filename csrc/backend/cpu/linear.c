@@ -247,14 +247,13 @@ static void linear_chunk(void *context, size_t chunk, int worker) {
     size_t then = (chunk + job->n_threads) % job->n_groups * GROUP;
     for (size_t k = 0; k < job->n_in; k += DEPTH) {
         size_t depth = job->n_in - k < DEPTH ? job->n_in - k : DEPTH;
-        const void *b = job->panels + KVC_PANEL * (panel * kvc_row_bytes(job->dtype, job->n_in) +
-                                                   kvc_row_bytes(job->dtype, k));
+        size_t at = KVC_PANEL * kvc_row_bytes(job->dtype, k);
+        const void *b = job->panels + panel * panel_bytes + at;
         if (widen) b = widen_block(job, b, n_panels, depth, worker);
         kvc_dtype dtype = widen ? KVC_F32 : job->dtype;
         size_t apart = (widen ? DEPTH : job->n_in) * KVC_PANEL;
-        cpu_next next = {job->panels + then * panel_bytes +
-                             KVC_PANEL * kvc_row_bytes(job->dtype, k),
-                         panel_bytes, KVC_PANEL * kvc_row_bytes(job->dtype, depth)};
+        cpu_next next = {job->panels + then * panel_bytes + at, panel_bytes,
+                         KVC_PANEL * kvc_row_bytes(job->dtype, depth)};
         job->kernels->gemm[dtype](dst, job->dst_ld, src + k, job->src_ld, b, KVC_PANEL, apart, rows,
                                   n_panels, depth, job->add || k > 0, &next);
     }
