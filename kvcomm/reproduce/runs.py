@@ -156,7 +156,7 @@ class Runs:
     def _suffices(self, exhibit: Exhibit, found: Data, ran: Sequence[Group]) -> bool:
         try:
             for group in ran:
-                (found.apart() if group.unseen else found).divided(group.n_calibration, group.keep)
+                _records(found, group).divided(group.n_calibration, group.keep)
         except TooFewError as error:
             self.leave_out(f"{exhibit.name} on {found.task.name}", str(error))
             return False
@@ -260,7 +260,7 @@ class Runs:
 
     def _run(self, found: Data, group: Group) -> dict[str, dict[str, Record]]:
         task, request = found.task, self.request
-        found = found.apart() if group.unseen else found
+        found = _records(found, group)
         plan = found.divided(group.n_calibration, group.keep)
         calibrated = any(method.calibrated for method in group.methods.values())
         folder = self._folder(found, group.name)
@@ -320,6 +320,11 @@ class Runs:
             if size is None or _size(folder) != size:
                 total += time.time() - began
             write_json(path, {"seconds": total})
+
+
+def _records(found: Data, group: Group) -> Data:
+    """A task's records as a group divides them."""
+    return found.apart() if group.unseen else found
 
 
 def _joined(one: LayerScores, more: LayerScores) -> LayerScores:
