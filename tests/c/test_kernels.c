@@ -46,7 +46,7 @@ enum { MOST_ROWS = 14, MOST_PANELS = 6, MOST_DEPTH = 67, STRIDE = 16 * MOST_PANE
 static void gemm_case(const cpu_kernels *k, kvc_dtype dtype, size_t m, size_t panels,
                       size_t depth) {
     static float a[MOST_ROWS * MOST_DEPTH], b[MOST_PANELS * MOST_DEPTH * 16];
-    static float c[MOST_ROWS * STRIDE], one[STRIDE];
+    static float c[MOST_ROWS * STRIDE], one[STRIDE], near[MOST_ROWS * STRIDE];
     for (size_t i = 0; i < m * depth; i++) a[i] = draw();
     for (size_t i = 0; i < panels * depth * 16; i++) b[i] = draw();
     for (size_t i = 0; i < m * STRIDE; i++) c[i] = 7;
@@ -71,6 +71,10 @@ static void gemm_case(const cpu_kernels *k, kvc_dtype dtype, size_t m, size_t pa
                        NULL);
         CHECK(memcmp(one, c + r * STRIDE, 16 * panels * sizeof *one) == 0);
     }
+    for (size_t i = 0; i < m * STRIDE; i++) near[i] = 7;
+    k->near[dtype](near, STRIDE, a, depth, w, 16, depth * 16, m, panels, depth, false, &next);
+    k->near[dtype](near, STRIDE, a, depth, w, 16, depth * 16, m, panels, depth, true, NULL);
+    CHECK(memcmp(near, c, m * STRIDE * sizeof *c) == 0);
     free(w);
 }
 
@@ -148,7 +152,7 @@ static void transposing(void) {
             REQUIRE(x);
             for (size_t n = 1; n <= ROWS; n++) {
                 for (size_t i = 0; i < COLS * 64; i++) dst[i] = 9;
-                tables[t]->transpose[dtype](dst, 64, x, COLS, n, COLS);
+                tables[t]->transpose[dtype](dst, 64, x, COLS, n, COLS, n % 2 ? x : NULL);
                 for (size_t d = 0; d < COLS; d++) {
                     for (size_t j = 0; j < (n + 15) / 16 * 16; j++) {
                         CHECK(dst[d * 64 + j] == (j < n ? src[j * COLS + d] : 0));

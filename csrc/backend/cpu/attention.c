@@ -23,8 +23,7 @@ enum {
     TASKS = 4,         /* per thread are enough */
     FEW = 8,           /* queries of an item whose chunks may be tasks of their own */
     QUERY_ROWS = 192,  /* of a task, the group's heads counted: K and V are read once per task */
-    WIDEN_ROWS = 24,   /* from here on values are widened once, and no tile is asked for ahead */
-    LINE = 64          /* bytes of a cache line */
+    WIDEN_ROWS = 24    /* from here on values are widened once, and nothing is asked for ahead */
 };
 
 typedef struct attention_job {
@@ -60,8 +59,9 @@ typedef struct task {
     float *shrink; /* [rows + KVC_PANEL] */
     float *unused; /* [rows + KVC_PANEL] */
     sums chunk, total;
-    const char *next_k, *next_v; /* the tile after the one at hand, while it is asked for */
-    size_t next_bytes, next_at;  /* of each; how far that is */
+    const char *next_v; /* what to ask the memory for: the tile's values, or NULL, */
+    const char *next_k; /* and the keys of the tile after it */
+    size_t next_bytes;
 } task;
 
 static size_t sums_floats(const attention_job *job) {
@@ -210,29 +210,19 @@ static void merge_chunk(task *t, const sums *chunk) {
     }
 }
 
-/* A task of few queries waits for its tiles longer than it computes on them, and processors follow
- * a stream by themselves only within a page. So it asks for the next tile while it works on this
- * one, a little before each piece of work: as much as can be under way at once. */
-static void set_next(task *t, const char *k, const char *v, size_t bytes) {
+/* A task of few queries waits for K and V longer than it computes, and processors follow a stream by
+ * themselves only within a page. So turning a tile's keys asks for its values, and the two products
+ * for the next tile's keys, half each. */
+static void set_next(task *t, const char *v, const char *k, size_t bytes) {
+    bool few = t->n_rows < WIDEN_ROWS;
+    t->next_v = few ? v : NULL;
     t->next_k = k;
-    t->next_v = v;
-    t->next_bytes = t->n_rows < WIDEN_ROWS ? bytes : 0;
-    t->next_at = 0;
+    t->next_bytes = few ? bytes : 0;
 }
 
-static void ask_ahead(task *t) {
-    size_t panels = KEYS / KVC_PANEL, pieces = (panels + 1) * t->job->width / KVC_PANEL + panels;
-    size_t end = t->next_at + t->next_bytes / pieces + LINE;
-    if (end > t->next_bytes) end = t->next_bytes;
-    for (; t->next_at < end; t->next_at += LINE) {
-        __builtin_prefetch(t->next_k + t->next_at);
-        __builtin_prefetch(t->next_v + t->next_at);
-    }
-}
-
-/* Of `all` panels, those of one piece of work. */
-static size_t panels_at_once(const task *t, size_t all) {
-    return t->next_bytes ? 1 : all;
+static cpu_next next_half(const task *t, int half, size_t n_panels) {
+    size_t bytes = t->next_bytes / 2, run = bytes / n_panels;
+    return (cpu_next){t->next_k + (half ? bytes : 0), run, run};
 }
 
 /* acc += p v. Values of 16 bits are widened on the way when few rows want them, else once. */
@@ -250,41 +240,25 @@ static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
         values = (const char *)t->values;
         dtype = KVC_F32;
     }
-    size_t step = panels_at_once(t, width / KVC_PANEL) * KVC_PANEL;
-    for (size_t d = 0; d < width; d += step) {
-        ask_ahead(t);
-        kernels->gemm[dtype](t->chunk.acc + t->row * width + d, width, t->scores + t->row * KEYS,
-                             KEYS, values + d * kvc_dtype_bytes(dtype), width, KVC_PANEL, rows,
-                             step / KVC_PANEL, n, true, NULL);
-    }
+    cpu_next next = next_half(t, 1, width / KVC_PANEL);
+    kernels->near[dtype](t->chunk.acc + t->row * width, width, t->scores + t->row * KEYS, KEYS,
+                         values, width, KVC_PANEL, rows, width / KVC_PANEL, n, true, &next);
 }
 
-/* Turns up to a panel of keys, depth-major like a weight matrix. */
-static void turn_keys(task *t, const kvc_span *span, float *to, const char *k, size_t n) {
-    size_t dim = (size_t)t->job->a->head_dim;
-    size_t step = panels_at_once(t, t->job->width / KVC_PANEL) * KVC_PANEL;
-    for (size_t d = 0; d < dim; d += step) {
-        ask_ahead(t);
-        t->job->s->kernels->transpose[span->dtype](to + d * KVC_PANEL, KVC_PANEL,
-                                                   k + d * kvc_dtype_bytes(span->dtype), dim, n,
-                                                   dim - d < step ? dim - d : step);
-    }
-}
-
-/* Scores of n keys, which are turned into panels first. */
+/* Scores of n keys, which are turned into panels first, depth-major like a weight matrix. */
 static void score_keys(task *t, const kvc_span *span, const float *q, const char *k, size_t n) {
-    size_t dim = (size_t)t->job->a->head_dim, key_bytes = dim * kvc_dtype_bytes(span->dtype);
-    size_t step = panels_at_once(t, kvc_panel_round(n) / KVC_PANEL) * KVC_PANEL;
-    for (size_t from = 0; from < n; from += step) {
-        for (size_t j = from; j < n && j < from + step; j += KVC_PANEL) {
-            size_t left = n - j < KVC_PANEL ? n - j : KVC_PANEL;
-            turn_keys(t, span, t->keys + j * dim, k + j * key_bytes, left);
-        }
-        ask_ahead(t);
-        t->job->s->kernels->gemm[KVC_F32](t->scores + t->row * KEYS + from, KEYS, q + t->row * dim,
-                                          dim, t->keys + from * dim, KVC_PANEL, dim * KVC_PANEL,
-                                          t->end - t->row, step / KVC_PANEL, dim, false, NULL);
+    const cpu_kernels *kernels = t->job->s->kernels;
+    size_t dim = (size_t)t->job->a->head_dim, n_panels = kvc_panel_round(n) / KVC_PANEL;
+    for (size_t j = 0; j < n; j += KVC_PANEL) {
+        size_t left = n - j < KVC_PANEL ? n - j : KVC_PANEL;
+        size_t at = j * dim * kvc_dtype_bytes(span->dtype);
+        kernels->transpose[span->dtype](t->keys + j * dim, KVC_PANEL, k + at, dim, left, dim,
+                                        t->next_v ? t->next_v + at : NULL);
     }
+    cpu_next next = next_half(t, 0, n_panels);
+    kernels->near[KVC_F32](t->scores + t->row * KEYS, KEYS, q + t->row * dim, dim, t->keys,
+                           KVC_PANEL, dim * KVC_PANEL, t->end - t->row, n_panels, dim, false,
+                           &next);
 }
 
 /* Keys from .. to - 1 of a span, tile by tile; own: the index of key 0 among the own keys, or -1. */
@@ -302,8 +276,7 @@ static void walk_chunk(task *t, const kvc_span *span, size_t from, size_t to, in
         if (n == 0) continue;
         size_t after = to - key < KEYS ? to : key + KEYS,
                ahead = to - after < KEYS ? to - after : KEYS;
-        set_next(t, k + after * key_bytes, (reads_v ? v : k) + after * key_bytes,
-                 ahead * key_bytes);
+        set_next(t, reads_v ? v + key * key_bytes : NULL, k + after * key_bytes, ahead * key_bytes);
         score_keys(t, span, q, k + key * key_bytes, n);
         mask_scores(t, span, key, tile_own, n);
         size_t counted = own >= 0 ? n : span->mass_from > key ? span->mass_from - key : 0;

@@ -19,6 +19,7 @@ typedef struct cpu_next {
 
 typedef struct cpu_kernels {
     const char *name;
+    unsigned char q8_bias; /* added (modulo 256) to the integers of packed q8_0 blocks */
     /* c [m, 16 * n_panels] (row stride ldc) = a [m, k] (row stride lda) x b, or += when add.
      * Element (depth, panel, lane) of b stands at panel * b_panel + depth * b_step + lane. Each
      * output is one chain over k from zero, then one addition to c. One entry per dtype of b. A
@@ -28,10 +29,15 @@ typedef struct cpu_kernels {
     void (*gemm[KVC_MATRIX_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda,
                                          const void *b, size_t b_step, size_t b_panel, size_t m,
                                          size_t n_panels, size_t k, bool add, const cpu_next *next);
+    /* The same for a b that lies in the caches; next comes into the second-level one. */
+    void (*near[KVC_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda, const void *b,
+                                  size_t b_step, size_t b_panel, size_t m, size_t n_panels,
+                                  size_t k, bool add, const cpu_next *next);
     /* dst [dim, dst_ld] = transposed src [n, dim] (row stride src_ld), columns n .. n16 - 1 zero
-     * where n16 is n rounded up to 16. One entry per dtype of src. */
+     * where n16 is n rounded up to 16. One entry per dtype of src. next: as many bytes to ask the
+     * memory for meanwhile, into the second-level cache, or NULL. */
     void (*transpose[KVC_DTYPE_COUNT])(float *dst, size_t dst_ld, const void *src, size_t src_ld,
-                                       size_t n, size_t dim);
+                                       size_t n, size_t dim, const void *next);
     /* dst [m, n_columns] (row stride ldd) += p [m, 16 * n_panels] (row stride ldp) x the panels of
      * b, element (column, panel, lane) at panel * b_panel + column * 16 + lane: the product with a
      * weight matrix from its other side. One chain per lane over the panels, then over lanes. */

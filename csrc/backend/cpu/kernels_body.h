@@ -163,6 +163,9 @@ INLINE bool from_f32(void *dst, const float *src, size_t n, kvc_dtype dtype) {
  * prefetch stops at the end of a page. What takes longer to take apart needs less of it. */
 #define AHEAD(dtype) ((dtype) > KVC_Q8_0 ? 512 : 1024)
 
+/* Into the second-level cache: what does not fit the first beside the work at hand. */
+#define ASK_FAR(p) __builtin_prefetch(p, 0, 2)
+
 /* sum += a x one column of weights w */
 INLINE void add_column(const int rows, const int vectors, vf sum[][4 * VECTORS], const float *a,
                        size_t lda, const vf *w) {
@@ -174,8 +177,8 @@ INLINE void add_column(const int rows, const int vectors, vf sum[][4 * VECTORS],
     }
 }
 
-/* What a tile asks the memory for besides its own weights: in as many panels, `apart` bytes after
- * one another, `step` bytes more with every column. */
+/* What a tile asks the memory for besides its own b: in as many panels, `apart` bytes after one
+ * another, `step` bytes more with every column. */
 typedef struct asked {
     const char *from;
     size_t step, apart;
@@ -183,14 +186,14 @@ typedef struct asked {
 
 /* The share of rows row .. row + rows - 1 of m in what comes next. One tile alone reads its weights
  * as fast as they come, and asks for nothing: a line that it has. */
-INLINE asked share_of(const cpu_next *next, const void *b, size_t panel, size_t row, size_t rows,
-                      size_t m, size_t k) {
-    if (!next || m <= KERNELS_ROWS) return (asked){b, 0, 0};
+INLINE asked share_of(const cpu_next *next, const bool near, const void *b, size_t panel,
+                      size_t row, size_t rows, size_t m, size_t k) {
+    if (!next || !next->bytes || (!near && m <= KERNELS_ROWS)) return (asked){b, 0, 0};
     return (asked){next->from + panel * next->apart + next->bytes * row / m,
                    next->bytes * rows / (m * k), next->apart};
 }
 
-INLINE void float_sums(const int rows, const int panels, const kvc_dtype dtype,
+INLINE void float_sums(const int rows, const int panels, const kvc_dtype dtype, const bool near,
                        vf sum[][4 * VECTORS], const float *a, size_t lda, const void *b,
                        size_t b_step, size_t b_panel, size_t k, asked ask) {
     for (size_t d = 0; d < k; d++) {
@@ -200,10 +203,10 @@ INLINE void float_sums(const int rows, const int panels, const kvc_dtype dtype,
             size_t at =
                 (size_t)(v / VECTORS) * b_panel + d * b_step + (size_t)(v % VECTORS) * LANES;
             w[v] = load_as(b, at, dtype);
-            __builtin_prefetch((const char *)b + panel_bytes(at, dtype) + AHEAD(dtype));
-            if (v % VECTORS == 0) {
-                __builtin_prefetch(ask.from + d * ask.step + (size_t)(v / VECTORS) * ask.apart);
-            }
+            const char *asks = ask.from + d * ask.step + (size_t)(v / VECTORS) * ask.apart;
+            if (!near) __builtin_prefetch((const char *)b + panel_bytes(at, dtype) + AHEAD(dtype));
+            if (v % VECTORS == 0 && !near) __builtin_prefetch(asks);
+            if (v % VECTORS == 0 && near) ASK_FAR(asks);
         }
         add_column(rows, panels * VECTORS, sum, a + d, lda, w);
     }
@@ -244,9 +247,9 @@ INLINE void block_sums(const int rows, const int panels, const kvc_dtype dtype,
 }
 
 /* One tile: `rows` rows by `panels` panels, all in registers while depth runs. */
-INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float *c, size_t ldc,
-                 const float *a, size_t lda, const void *b, size_t b_step, size_t b_panel, size_t k,
-                 bool add, asked ask) {
+INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, const bool near, float *c,
+                 size_t ldc, const float *a, size_t lda, const void *b, size_t b_step,
+                 size_t b_panel, size_t k, bool add, asked ask) {
     vf sum[KERNELS_ROWS][4 * VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -254,7 +257,7 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
         for (int v = 0; v < panels * VECTORS; v++) sum[r][v] = (vf){0};
     }
     if (dtype < KVC_DTYPE_COUNT) {
-        float_sums(rows, panels, dtype, sum, a, lda, b, b_step, b_panel, k, ask);
+        float_sums(rows, panels, dtype, near, sum, a, lda, b, b_step, b_panel, k, ask);
     } else {
         block_sums(rows, panels, dtype, sum, a, lda, b, b_panel, k);
     }
@@ -280,55 +283,58 @@ INLINE void tile(const int rows, const int panels, const kvc_dtype dtype, float 
 #define WIDTH(rows, dtype) ((rows) == 1 ? 2 : 1)
 #endif
 
-#define TILES(rows, dtype)                                                                         \
+#define TILES(rows, dtype, near)                                                                   \
     for (size_t p = 0; p < n_panels;) {                                                            \
         const char *bp = (const char *)b + panel_bytes(p * b_panel, dtype);                        \
         float *cp = c + p * PANEL;                                                                 \
-        asked ask = share_of(next, bp, p, row, rows, m, k);                                        \
+        asked ask = share_of(next, near, bp, p, row, rows, m, k);                                  \
         enum { W = WIDTH(rows, dtype) };                                                           \
         if (W > 1 && p + W <= n_panels) {                                                          \
-            tile(rows, W, dtype, cp, ldc, a, lda, bp, b_step, b_panel, k, add, ask);               \
+            tile(rows, W, dtype, near, cp, ldc, a, lda, bp, b_step, b_panel, k, add, ask);         \
             p += W;                                                                                \
         } else {                                                                                   \
-            tile(rows, 1, dtype, cp, ldc, a, lda, bp, b_step, b_panel, k, add, ask);               \
+            tile(rows, 1, dtype, near, cp, ldc, a, lda, bp, b_step, b_panel, k, add, ask);         \
             p += 1;                                                                                \
         }                                                                                          \
     }
 
-#define GEMM(name, dtype)                                                                          \
+#define GEMM(name, dtype, near)                                                                    \
     static void name(float *c, size_t ldc, const float *a, size_t lda, const void *b,              \
                      size_t b_step, size_t b_panel, size_t m, size_t n_panels, size_t k, bool add, \
                      const cpu_next *next) {                                                       \
         size_t row = 0;                                                                            \
         for (; m - row >= KERNELS_ROWS; row += KERNELS_ROWS) {                                     \
-            TILES(KERNELS_ROWS, dtype)                                                             \
+            TILES(KERNELS_ROWS, dtype, near)                                                       \
             a += KERNELS_ROWS * lda;                                                               \
             c += KERNELS_ROWS * ldc;                                                               \
         }                                                                                          \
-        GEMM_TAIL(dtype)                                                                           \
+        GEMM_TAIL(dtype, near)                                                                     \
     }
 
 #if KERNELS_ROWS == 6
-#define GEMM_TAIL(dtype)                                                                           \
+#define GEMM_TAIL(dtype, near)                                                                     \
     switch (m - row) {                                                                             \
-    case 5: TILES(5, dtype) break;                                                                 \
-    case 4: TILES(4, dtype) break;                                                                 \
-    case 3: TILES(3, dtype) break;                                                                 \
-    case 2: TILES(2, dtype) break;                                                                 \
-    case 1: TILES(1, dtype) break;                                                                 \
+    case 5: TILES(5, dtype, near) break;                                                           \
+    case 4: TILES(4, dtype, near) break;                                                           \
+    case 3: TILES(3, dtype, near) break;                                                           \
+    case 2: TILES(2, dtype, near) break;                                                           \
+    case 1: TILES(1, dtype, near) break;                                                           \
     default: break;                                                                                \
     }
 #else
-#define GEMM_TAIL(dtype)                                                                           \
-    if (m > row) TILES(1, dtype)
+#define GEMM_TAIL(dtype, near)                                                                     \
+    if (m > row) TILES(1, dtype, near)
 #endif
 
-GEMM(gemm_f32, KVC_F32)
-GEMM(gemm_f16, KVC_F16)
-GEMM(gemm_bf16, KVC_BF16)
-GEMM(gemm_q8_0, KVC_Q8_0)
-GEMM(gemm_q4_0, KVC_Q4_0)
-GEMM(gemm_q4_1, KVC_Q4_1)
+GEMM(gemm_f32, KVC_F32, false)
+GEMM(gemm_f16, KVC_F16, false)
+GEMM(gemm_bf16, KVC_BF16, false)
+GEMM(gemm_q8_0, KVC_Q8_0, false)
+GEMM(gemm_q4_0, KVC_Q4_0, false)
+GEMM(gemm_q4_1, KVC_Q4_1, false)
+GEMM(near_f32, KVC_F32, true)
+GEMM(near_f16, KVC_F16, true)
+GEMM(near_bf16, KVC_BF16, true)
 
 /* ---- a weight matrix from its other side ---- */
 
@@ -425,14 +431,19 @@ INLINE void transpose_square(vf x[LANES]) {
 }
 
 INLINE void transpose(float *dst, size_t dst_ld, const void *src, size_t src_ld, size_t n,
-                      size_t dim, kvc_dtype dtype) {
+                      size_t dim, const void *next, kvc_dtype dtype) {
     size_t n16 = (n + 15) / 16 * 16;
+    const char *asks = next ? next : src;
+    size_t step = next ? LANES * (dtype == KVC_F32 ? 4 : 2) : 0;
     for (size_t j = 0; j < n16; j += LANES) {
         size_t d = 0;
         for (; j + LANES <= n && d + LANES <= dim; d += LANES) {
             vf x[LANES];
 #pragma GCC unroll 16
-            for (size_t i = 0; i < LANES; i++) x[i] = load_as(src, (j + i) * src_ld + d, dtype);
+            for (size_t i = 0; i < LANES; i++, asks += step) {
+                x[i] = load_as(src, (j + i) * src_ld + d, dtype);
+                ASK_FAR(asks);
+            }
             transpose_square(x);
 #pragma GCC unroll 16
             for (size_t i = 0; i < LANES; i++) store(dst + (d + i) * dst_ld + j, x[i]);
@@ -454,8 +465,8 @@ INLINE void transpose(float *dst, size_t dst_ld, const void *src, size_t src_ld,
         squares(sum, panel, k, dtype);                                                             \
     }                                                                                              \
     static void transpose_##suffix(float *dst, size_t dst_ld, const void *src, size_t src_ld,      \
-                                   size_t n, size_t dim) {                                         \
-        transpose(dst, dst_ld, src, src_ld, n, dim, dtype);                                        \
+                                   size_t n, size_t dim, const void *next) {                       \
+        transpose(dst, dst_ld, src, src_ld, n, dim, next, dtype);                                  \
     }                                                                                              \
     static void to_f32_##suffix(float *dst, const void *src, size_t n) {                           \
         to_f32(dst, src, n, dtype);                                                                \
@@ -484,7 +495,9 @@ BLOCKS_TO_F32(q4_1, KVC_Q4_1)
 const cpu_kernels *KERNELS_TABLE(void) {
     static const cpu_kernels table = {
         .name = KERNELS_NAME,
+        .q8_bias = Q8_BIAS,
         .gemm = {gemm_f32, gemm_f16, gemm_bf16, gemm_q8_0, gemm_q4_0, gemm_q4_1},
+        .near = {near_f32, near_f16, near_bf16},
         .transpose = {transpose_f32, transpose_f16, transpose_bf16},
         .mix = {mix_f32, mix_f16, mix_bf16},
         .squares = {squares_f32, squares_f16, squares_bf16},

@@ -50,7 +50,9 @@ static char *panel_at(const pack_job *job, size_t panel, size_t k) {
 }
 
 /* One block of row r of a panel into the panel's block. False: a scale that is not finite. */
-static bool place_block(char *panel_block, const unsigned char *block, size_t r, kvc_dtype dtype) {
+static bool place_block(const pack_job *job, char *panel_block, const unsigned char *block,
+                        size_t r) {
+    kvc_dtype dtype = job->dtype;
     size_t head = dtype == KVC_Q4_1 ? 2 : 1; /* the scale, and the minimum */
     bool finite = true;
     for (size_t h = 0; h < head; h++) {
@@ -60,7 +62,9 @@ static bool place_block(char *panel_block, const unsigned char *block, size_t r,
     unsigned char *to = (unsigned char *)panel_block + head * KVC_PANEL * 2;
     const unsigned char *from = block + 2 * head;
     if (dtype == KVC_Q8_0) {
-        for (size_t i = 0; i < KVC_BLOCK; i++) to[i * KVC_PANEL + r] = from[i];
+        for (size_t i = 0; i < KVC_BLOCK; i++) {
+            to[i * KVC_PANEL + r] = (unsigned char)(from[i] + job->kernels->q8_bias);
+        }
         return finite;
     }
     /* columns 0 .. 15 are the low nibbles of 16 bytes, 16 .. 31 the high ones */
@@ -91,7 +95,8 @@ static void quantize_block(unsigned char *block, const float *x) {
     }
 }
 
-static bool pack_quantized(char *to, const float *wide, size_t n, size_t rows) {
+static bool pack_quantized(const pack_job *job, char *to, const float *wide, size_t n,
+                           size_t rows) {
     bool finite = true;
     for (size_t k = 0; k < n; k += KVC_BLOCK, to += KVC_PANEL * 34) {
         for (size_t r = 0; r < rows; r++) {
@@ -100,7 +105,7 @@ static bool pack_quantized(char *to, const float *wide, size_t n, size_t rows) {
             for (size_t i = 0; i < KVC_BLOCK; i++) finite = finite && isfinite(x[i]);
             if (!finite) return false;
             quantize_block(block, x);
-            finite = place_block(to, block, r, KVC_Q8_0);
+            finite = place_block(job, to, block, r);
         }
     }
     return finite;
@@ -114,7 +119,7 @@ static bool pack_blocks(const pack_job *job, size_t panel, const char *read, siz
         char *to = panel_at(job, panel, 0) + KVC_PANEL * at;
         for (size_t r = 0; r < rows; r++) {
             const char *from = read + r * row_bytes + at;
-            finite &= place_block(to, (const unsigned char *)from, r, job->dtype);
+            finite &= place_block(job, to, (const unsigned char *)from, r);
         }
     }
     return finite;
@@ -147,14 +152,14 @@ static bool pack_values(const pack_job *job, size_t panel, const char *read, siz
         char *to = panel_at(job, panel, k);
         if (blocks) widen_rows(job, wide, read, rows, k, n);
         if (job->dtype == KVC_Q8_0) {
-            finite &= pack_quantized(to, wide, n, rows);
+            finite &= pack_quantized(job, to, wide, n, rows);
             continue;
         }
         if (blocks) {
-            kernels->transpose[KVC_F32](turned, KVC_PANEL, wide, PACK_DEPTH, rows, n);
+            kernels->transpose[KVC_F32](turned, KVC_PANEL, wide, PACK_DEPTH, rows, n, NULL);
         } else {
             const char *from = read + kvc_row_bytes(job->src_dtype, k);
-            kernels->transpose[job->src_dtype](turned, KVC_PANEL, from, job->n_in, rows, n);
+            kernels->transpose[job->src_dtype](turned, KVC_PANEL, from, job->n_in, rows, n, NULL);
         }
         finite &= kernels->from_f32[job->dtype](to, turned, n * KVC_PANEL);
     }
