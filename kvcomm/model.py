@@ -153,9 +153,9 @@ class Model:
             plan = match(weights, config)
         files = Files(dict.fromkeys(item.tensor.file for item in plan.items))
         dtypes = _matrix_dtypes(plan, config, dtype)
-        core = _core.Model(_core_config(config, plan, dtypes[0]), device=device, dtype=dtypes)
         with ThreadPoolExecutor(1) as beside:
             reading = beside.submit(_read_tokenizer, folder, config)
+            core = _core.Model(_core_config(config, plan, dtypes[0]), device=device, dtype=dtypes)
             _fill(core, files, plan, name if progress else None)
             tokenizer = reading.result()
         files.check()

@@ -53,9 +53,11 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!self) goto done;
     self->dtypes = seen;
     kvc_error err;
+    PyThreadState *thread = PyEval_SaveThread(); /* memory is cleared: a tokenizer may be read */
     kvc_status status =
         dtypes ? kvc_model_create_mixed(&self->model, device, &config.config, dtypes, &err)
                : kvc_model_create(&self->model, device, &config.config, KVC_F32, &err);
+    PyEval_RestoreThread(thread);
     if (status) {
         py_raise(state, status, &err);
         Py_DecRef((PyObject *)self);
