@@ -2,6 +2,7 @@
 
 A line reaches its target when its share of the limit, its ratio to each peer that was measured, and
 its value do, as far as it names them. What the limit of a line is, the script that prints it says.
+Targets that were met with room have been raised; what was asked for at first stands with them.
 """
 
 from collections.abc import Iterable
@@ -56,7 +57,7 @@ TARGETS = (
         0.85,
         dict.fromkeys(TRANSFORMERS, 1.3) | {"llama.cpp": 1.2},
     ),
-    Target("attention at 8192 tokens", ("attention 8192",), 0.60),
+    Target("attention at 8192 tokens (first 60%)", ("attention 8192",), 0.80),
     Target(
         "decode, one sequence", ("decode after 128", "decode after 4096"), 0.85, {"llama.cpp": 1.0}
     ),
@@ -72,9 +73,9 @@ TARGETS = (
         peers={"published": 10.0},
     ),
     Target("first token with a packet", ("first token",), 1 / 1.2),
-    Target("sender early exit", ("sender half",), 1 / 1.1),
-    Target("calibration tap", ("tap 32", "tap 512"), 1 / 1.05),
-    Target("merge, microseconds", ("merge into 1", "merge into 10"), most=100.0),
+    Target("sender early exit (first 91%)", ("sender half",), 1.0),
+    Target("calibration tap (first 95%)", ("tap 32", "tap 512"), 0.98),
+    Target("merge, microseconds (first 100)", ("merge into 1", "merge into 10"), most=20.0),
     Target("memory", ("peak 2048",), 1 / 1.1),
     Target("load, 0.5B", ("load",), most=0.5),
 )

@@ -220,9 +220,10 @@ static void set_next(task *t, const char *v, const char *k, size_t bytes) {
     t->next_bytes = few ? bytes : 0;
 }
 
-static cpu_next next_half(const task *t, int half, size_t n_panels) {
-    size_t bytes = t->next_bytes / 2, run = bytes / n_panels;
-    return (cpu_next){t->next_k + (half ? bytes : 0), run, run};
+/* The share of one of them in the next tile's keys; all of it where only the mass is wanted. */
+static cpu_next next_keys(const task *t, size_t part, size_t n_panels) {
+    size_t parts = t->job->a->out.buffer ? 2 : 1, bytes = t->next_bytes / parts;
+    return (cpu_next){t->next_k + part * bytes, bytes / n_panels, bytes / n_panels};
 }
 
 /* acc += p v. Values of 16 bits are widened on the way when few rows want them, else once. */
@@ -240,7 +241,7 @@ static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
         values = (const char *)t->values;
         dtype = KVC_F32;
     }
-    cpu_next next = next_half(t, 1, width / KVC_PANEL);
+    cpu_next next = next_keys(t, 1, width / KVC_PANEL);
     kernels->near[dtype](t->chunk.acc + t->row * width, width, t->scores + t->row * KEYS, KEYS,
                          values, width, KVC_PANEL, rows, width / KVC_PANEL, n, true, &next);
 }
@@ -255,7 +256,7 @@ static void score_keys(task *t, const kvc_span *span, const float *q, const char
         kernels->transpose[span->dtype](t->keys + j * dim, KVC_PANEL, k + at, dim, left, dim,
                                         t->next_v ? t->next_v + at : NULL);
     }
-    cpu_next next = next_half(t, 0, n_panels);
+    cpu_next next = next_keys(t, 0, n_panels);
     kernels->near[KVC_F32](t->scores + t->row * KEYS, KEYS, q + t->row * dim, dim, t->keys,
                            KVC_PANEL, dim * KVC_PANEL, t->end - t->row, n_panels, dim, false,
                            &next);

@@ -25,11 +25,12 @@ typedef struct cpu_kernels {
      * output is one chain over k from zero, then one addition to c. One entry per dtype of b. A
      * block type's panels are runs of blocks of 32 depths (kernels_blocks.h), b_panel values apart;
      * k is a multiple of 32 and the bits are those of the f32 product of the same values. next:
-     * what to ask the memory for meanwhile, or NULL. */
+     * what to ask the memory for meanwhile, or NULL; few rows and block types ask for nothing. */
     void (*gemm[KVC_MATRIX_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda,
                                          const void *b, size_t b_step, size_t b_panel, size_t m,
                                          size_t n_panels, size_t k, bool add, const cpu_next *next);
-    /* The same for a b that lies in the caches; next comes into the second-level one. */
+    /* The same for a b that lies in the caches and is not asked for; next, with any number of rows,
+     * comes into the second-level one. */
     void (*near[KVC_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda, const void *b,
                                   size_t b_step, size_t b_panel, size_t m, size_t n_panels,
                                   size_t k, bool add, const cpu_next *next);

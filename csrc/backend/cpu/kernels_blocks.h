@@ -29,7 +29,7 @@ INLINE const char *block_integers(const char *block, kvc_dtype dtype) {
 
 /* With AVX-512 a byte too is moved into a mantissa, by one shuffle: the float is 2^15 + byte, and a
  * packed byte is the integer plus 128. The product has 27 bits and has to be fused with what is
- * taken off; the rest is exact again. */
+ * taken off; the rest is exact again, but for the sign of a zero. */
 #if defined(__x86_64__) && KERNELS_LANES == 16
 #define Q8_BIAS 128
 #else
@@ -40,7 +40,7 @@ INLINE const char *block_integers(const char *block, kvc_dtype dtype) {
 INLINE block_terms block_terms_of(const char *block, int v, kvc_dtype dtype) {
     const uint16_t *scales = (const uint16_t *)block;
     block_terms t = {.scale = load_as(scales, (size_t)v * LANES, KVC_F16)};
-    /* Kept as they are: else they are fused with each of the sums they go into. */
+    /* What is kept in memory here would else be fused with each of the sums it goes into. */
     if (dtype == KVC_Q8_0 && Q8_BIAS) {
         t.low = t.scale * -(BYTE_BASE + Q8_BIAS);
         __asm__("" : "+m"(t.low));

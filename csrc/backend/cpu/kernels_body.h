@@ -184,8 +184,8 @@ typedef struct asked {
     size_t step, apart;
 } asked;
 
-/* The share of rows row .. row + rows - 1 of m in what comes next. One tile alone reads its weights
- * as fast as they come, and asks for nothing: a line that it has. */
+/* The share of rows row .. row + rows - 1 of m in what comes next. One tile alone of what is not
+ * near reads it as fast as it comes, and asks for nothing besides: for a line that it has. */
 INLINE asked share_of(const cpu_next *next, const bool near, const void *b, size_t panel,
                       size_t row, size_t rows, size_t m, size_t k) {
     if (!next || !next->bytes || (!near && m <= KERNELS_ROWS)) return (asked){b, 0, 0};
