@@ -210,11 +210,15 @@ static void merge_chunk(task *t, const sums *chunk) {
     }
 }
 
+static bool is_few(const task *t) {
+    return t->n_rows < WIDEN_ROWS;
+}
+
 /* A task of few queries waits for K and V longer than it computes, and processors follow a stream by
  * themselves only within a page. So turning a tile's keys asks for its values, and the two products
  * for the next tile's keys, half each. */
 static void set_next(task *t, const char *v, const char *k, size_t bytes) {
-    bool few = t->n_rows < WIDEN_ROWS;
+    bool few = is_few(t);
     t->next_v = few ? v : NULL;
     t->next_k = k;
     t->next_bytes = few ? bytes : 0;
@@ -242,8 +246,9 @@ static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
         dtype = KVC_F32;
     }
     cpu_next next = next_keys(t, 1, width / KVC_PANEL);
-    kernels->near[dtype](t->chunk.acc + t->row * width, width, t->scores + t->row * KEYS, KEYS,
-                         values, width, KVC_PANEL, rows, width / KVC_PANEL, n, true, &next);
+    (is_few(t) ? kernels->near : kernels->gemm)[dtype](
+        t->chunk.acc + t->row * width, width, t->scores + t->row * KEYS, KEYS, values, width,
+        KVC_PANEL, rows, width / KVC_PANEL, n, true, &next);
 }
 
 /* Scores of n keys, which are turned into panels first, depth-major like a weight matrix. */
@@ -257,9 +262,9 @@ static void score_keys(task *t, const kvc_span *span, const float *q, const char
                                         t->next_v ? t->next_v + at : NULL);
     }
     cpu_next next = next_keys(t, 0, n_panels);
-    kernels->near[KVC_F32](t->scores + t->row * KEYS, KEYS, q + t->row * dim, dim, t->keys,
-                           KVC_PANEL, dim * KVC_PANEL, t->end - t->row, n_panels, dim, false,
-                           &next);
+    (is_few(t) ? kernels->near : kernels->gemm)[KVC_F32](
+        t->scores + t->row * KEYS, KEYS, q + t->row * dim, dim, t->keys, KVC_PANEL, dim * KVC_PANEL,
+        t->end - t->row, n_panels, dim, false, &next);
 }
 
 /* Keys from .. to - 1 of a span, tile by tile; own: the index of key 0 among the own keys, or -1. */
