@@ -62,6 +62,7 @@ typedef struct task {
     const char *next_v; /* what to ask the memory for: the tile's values, or NULL, */
     const char *next_k; /* and the keys of the tile after it */
     size_t next_bytes;
+    const cpu_gemm *gemm; /* by dtype; for few queries the one that asks for these */
 } task;
 
 static size_t sums_floats(const attention_job *job) {
@@ -210,18 +211,15 @@ static void merge_chunk(task *t, const sums *chunk) {
     }
 }
 
-static bool is_few(const task *t) {
-    return t->n_rows < WIDEN_ROWS;
-}
-
 /* A task of few queries waits for K and V longer than it computes, and processors follow a stream by
  * themselves only within a page. So turning a tile's keys asks for its values, and the two products
  * for the next tile's keys, half each. */
 static void set_next(task *t, const char *v, const char *k, size_t bytes) {
-    bool few = is_few(t);
+    bool few = t->n_rows < WIDEN_ROWS;
     t->next_v = few ? v : NULL;
     t->next_k = k;
     t->next_bytes = few ? bytes : 0;
+    t->gemm = few ? t->job->s->kernels->near : t->job->s->kernels->gemm;
 }
 
 /* The share of one of them in the next tile's keys; all of it where only the mass is wanted. */
@@ -246,9 +244,8 @@ static void add_values(task *t, const kvc_span *span, const char *v, size_t n) {
         dtype = KVC_F32;
     }
     cpu_next next = next_keys(t, 1, width / KVC_PANEL);
-    (is_few(t) ? kernels->near : kernels->gemm)[dtype](
-        t->chunk.acc + t->row * width, width, t->scores + t->row * KEYS, KEYS, values, width,
-        KVC_PANEL, rows, width / KVC_PANEL, n, true, &next);
+    t->gemm[dtype](t->chunk.acc + t->row * width, width, t->scores + t->row * KEYS, KEYS, values,
+                   width, KVC_PANEL, rows, width / KVC_PANEL, n, true, &next);
 }
 
 /* Scores of n keys, which are turned into panels first, depth-major like a weight matrix. */
@@ -262,9 +259,8 @@ static void score_keys(task *t, const kvc_span *span, const float *q, const char
                                         t->next_v ? t->next_v + at : NULL);
     }
     cpu_next next = next_keys(t, 0, n_panels);
-    (is_few(t) ? kernels->near : kernels->gemm)[KVC_F32](
-        t->scores + t->row * KEYS, KEYS, q + t->row * dim, dim, t->keys, KVC_PANEL, dim * KVC_PANEL,
-        t->end - t->row, n_panels, dim, false, &next);
+    t->gemm[KVC_F32](t->scores + t->row * KEYS, KEYS, q + t->row * dim, dim, t->keys, KVC_PANEL,
+                     dim * KVC_PANEL, t->end - t->row, n_panels, dim, false, &next);
 }
 
 /* Keys from .. to - 1 of a span, tile by tile; own: the index of key 0 among the own keys, or -1. */

@@ -17,6 +17,10 @@ typedef struct cpu_next {
     size_t apart, bytes;
 } cpu_next;
 
+typedef void (*cpu_gemm)(float *c, size_t ldc, const float *a, size_t lda, const void *b,
+                         size_t b_step, size_t b_panel, size_t m, size_t n_panels, size_t k,
+                         bool add, const cpu_next *next);
+
 typedef struct cpu_kernels {
     const char *name;
     unsigned char q8_bias; /* added (modulo 256) to the integers of packed q8_0 blocks */
@@ -26,14 +30,10 @@ typedef struct cpu_kernels {
      * block type's panels are runs of blocks of 32 depths (kernels_blocks.h), b_panel values apart;
      * k is a multiple of 32 and the bits are those of the f32 product of the same values. next:
      * what to ask the memory for meanwhile, or NULL; few rows and block types ask for nothing. */
-    void (*gemm[KVC_MATRIX_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda,
-                                         const void *b, size_t b_step, size_t b_panel, size_t m,
-                                         size_t n_panels, size_t k, bool add, const cpu_next *next);
+    cpu_gemm gemm[KVC_MATRIX_DTYPE_COUNT];
     /* The same for a b that lies in the caches and is not asked for; next, with any number of rows,
      * comes into the second-level one. */
-    void (*near[KVC_DTYPE_COUNT])(float *c, size_t ldc, const float *a, size_t lda, const void *b,
-                                  size_t b_step, size_t b_panel, size_t m, size_t n_panels,
-                                  size_t k, bool add, const cpu_next *next);
+    cpu_gemm near[KVC_DTYPE_COUNT];
     /* dst [dim, dst_ld] = transposed src [n, dim] (row stride src_ld), columns n .. n16 - 1 zero
      * where n16 is n rounded up to 16. One entry per dtype of src. next: as many bytes to ask the
      * memory for meanwhile, into the second-level cache, or NULL. */
